@@ -83,6 +83,11 @@ class Settings:
     log_level: str = "INFO"
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
+    tls_dir: str | None = None
+    """The directory of the project that has HAProxy's certificates (PIERHEAD_TLS_DIR); None = it speaks no TLS
+    (PIERHEAD_TLS is not "files")."""
+    https_port: int = 8443
+    """The port of the host at which clients reach HTTPS (PIERHEAD_HTTPS_PORT)."""
     haproxy_silence_s: int = 10
     """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
     on_swarm: bool = False
@@ -95,6 +100,7 @@ class Settings:
         """Read the settings; raises SettingsError with every problem found, one a line."""
         reader = _EnvironmentReader(env)
         on_swarm = reader.choice("PIERHEAD_ENGINE", ENGINES, "DOCKER") == "SWARM"
+        has_tls = reader.choice("PIERHEAD_TLS", ("OFF", "FILES"), "OFF") == "FILES"
         settings = cls(
             project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
             project_dir=None if on_swarm else reader.directory("PIERHEAD_PROJECT_DIR"),
@@ -111,6 +117,8 @@ class Settings:
             secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=_edge_limits(reader),
+            tls_dir=(env.get("PIERHEAD_TLS_DIR") or "tls") if has_tls else None,
+            https_port=reader.port("PIERHEAD_HTTPS_PORT", 8443),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",

@@ -43,12 +43,12 @@ ask() {
   timeout 2 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8406 && printf "%s\nquit\n" "$1" >&3 && cat <&3' - "$1" || true
 }
 
-# Whether a worker has a request, or an answer is not sent yet: its connection (port 8000 or 9000) has bytes to send.
+# Whether a worker has a request, or an answer is not sent yet: its connection (port 8000, 8443 or 9000) has bytes to send.
 is_busy() {
   for worker in $(ask 'show proc' | awk '$2 == "worker" {print $1}'); do
     ask "@!$worker show stat -1 2 -1"
   done | awk -F, '$5 + 0 > 0 {busy = 1} END {exit !busy}' ||
-    awk '$2 ~ /:(1F40|2328)$/ && $5 !~ /^0+:/ {busy = 1} END {exit !busy}' /proc/net/tcp
+    awk '$2 ~ /:(1F40|20FB|2328)$/ && $5 !~ /^0+:/ {busy = 1} END {exit !busy}' /proc/net/tcp
 }
 
 # leave: the stop signal. HAProxy takes no new connection, finishes what it has, and ends. It would wait for idle connections

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..desired.deployer import Deployer
 from ..desired.desired import Desirer
@@ -14,6 +15,7 @@ from ..desired.policies import Policies
 from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
+from ..files.certificates import CertificateWatch
 from ..files.watch import SpecWatch
 from ..observe.contracts import ImageContracts
 from ..observe.engine_events import LOST_S, EngineEvents
@@ -81,6 +83,7 @@ class Controller:
     executor: Executor
     discovery_state: DiscoveryState
     engine_events: EngineEvents
+    certificates: CertificateWatch | None
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -95,6 +98,8 @@ class Controller:
         spawn(outlive("following the engine", self.engine_events.follow, ends_with=(EngineUnreachable,)))
         spawn(outlive("reading the engine", self.observer.engine.run))
         spawn(outlive("reading HAProxy", self.observer.router.run))
+        if self.certificates is not None:
+            spawn(outlive("watching the certificates", partial(self.certificates.run, self.events)))
         spawn(outlive("the loop", self.loop.run))
 
     def api(self, gatekeeper: Gatekeeper) -> Api:
@@ -143,6 +148,7 @@ def assemble(
         clock,
         wall,
         at.certificate_ends_at,
+        at.certificates.notices if at.certificates else tuple,
     )
     metrics = publisher.metrics
 
@@ -204,6 +210,7 @@ def assemble(
         executor=executor,
         discovery_state=discovery_state,
         engine_events=engine_events,
+        certificates=at.certificates,
         clock=clock,
         wall=wall,
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator
 
 from ..engines.docker import DockerEngine
 from ..engines.gpu_discovery import GpuSources
 from ..engines.sockets import SocketDirectory
+from ..files.certificates import CertificateWatch
 from ..files.compose import ComposeProject
 from ..routing.haproxy import HAProxyRouter
 from ..settings import Settings
@@ -33,16 +35,28 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             gpus = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
             sockets = SocketDirectory()
             engine = DockerEngine(client, gpus, sockets)
+            https_port = settings.https_port if settings.tls_dir else None
+            router = HAProxyRouter(settings.haproxy_run, settings.edge, https_port=https_port)
             try:
                 yield Boundaries(
                     engine=engine,
-                    router=HAProxyRouter(settings.haproxy_run, settings.edge),
+                    router=router,
                     source=ComposeProject.from_environment(os.environ),
                     store=store,
                     clock=SteadyClock(store.latest_at),
                     gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
                     publish=sockets.publish,
                     policy_dir=settings.project_dir,
+                    certificates=await _certificates(settings, router),
                 )
             finally:
                 await engine.close()
+
+
+async def _certificates(settings: Settings, router: HAProxyRouter) -> CertificateWatch | None:
+    """They have been read once, so that the first routes are written with them."""
+    if settings.tls_dir is None or settings.project_dir is None:
+        return None
+    watch = CertificateWatch(settings.project_dir, settings.tls_dir, router.use_certificates, time.time)
+    await asyncio.to_thread(watch.look)
+    return watch

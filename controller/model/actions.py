@@ -272,6 +272,7 @@ KINDS = frozenset(
         "adopted",
         "asked",
         "autoscale",
+        "certificates",
         "edge_back",
         "edge_differs",
         "engine_answers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..model.actions import WriteRouting
@@ -13,6 +13,7 @@ from ..settings import DEFAULT_LIMITS, EdgeLimits
 from . import haproxy_config as config
 from . import haproxy_text as text
 from .base import RoutingAction
+from .haproxy_certificates import PublishedCertificates
 from .haproxy_file import ConfigFile
 from .haproxy_process import HAProxyProcess
 
@@ -24,13 +25,20 @@ class HAProxyRouter:
     """A `Router` over the sockets and the configuration file in `run_dir`, a volume shared with HAProxy's container."""
 
     def __init__(
-        self, run_dir: Path, limits: EdgeLimits = DEFAULT_LIMITS, http: tuple[str, int] = ("haproxy", 8000)
+        self,
+        run_dir: Path,
+        limits: EdgeLimits = DEFAULT_LIMITS,
+        http: tuple[str, int] = ("haproxy", 8000),
+        https_port: int | None = None,
     ) -> None:
-        """`http`: host and port at which HAProxy listens to HTTP clients."""
-        self._http = http
+        """`http`: host and port at which HAProxy listens to HTTP clients. `https_port`: where clients reach HTTPS; None
+        = nothing speaks TLS. Until `use_certificates` is called, HAProxy keeps the certificates that it has.
+        """
+        self._http, self._limits, self._https_port = http, limits, https_port
         self._process = HAProxyProcess(run_dir / "admin.sock", run_dir / "master.sock", self._refresh_file)
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
-        self._texts = config.Rendered(limits)
+        self._certificates = PublishedCertificates(run_dir, self._process.runtime)
+        self._use(self._certificates.in_config(self._file.read()))
 
     async def observe(self) -> RoutingState:
         """See `Router.observe`."""
@@ -57,13 +65,22 @@ class HAProxyRouter:
         if isinstance(action, WriteRouting):
             wanted = self._texts.of(action.services)
             async with self._process.one_at_a_time(relist=True):
-                await self._file.load(wanted)
+                await self._file.load(wanted, self._certificates.swap)
+                await asyncio.to_thread(self._certificates.keep_only, self._certificates.in_config(wanted))
         else:
             await self._process.perform(action)
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
         """See `Router.routing_hash`. Raises RoutingError when a value may not be put into a configuration."""
         return text.hash_of(self._texts.of(services))
+
+    def use_certificates(self, files: Mapping[str, str]) -> None:
+        """Have HAProxy use these PEM files, by name, with the next `WriteRouting`, which the hash then asks for."""
+        self._use(self._certificates.publish(files))
+
+    def _use(self, certificates: str) -> None:
+        tls = config.Tls(certificates, self._https_port) if self._https_port else None
+        self._texts = config.Rendered(self._limits, tls=tls)
 
     async def _refresh_file(self) -> None:
         await self._file.refresh()

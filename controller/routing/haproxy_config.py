@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -33,6 +33,7 @@ _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _NETWORK = re.compile(r"[0-9a-f.:]+/[0-9]{1,3}")
+_CERTIFICATES = re.compile(r"[0-9a-f]{16}|none")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOLD_SERVER_ID = 1_000_000
 """Replicas' servers are numbered from 1."""
@@ -98,14 +99,29 @@ def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     return tuple(options)
 
 
-def render(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS, *, is_remote: bool = False) -> str:
+class Tls(NamedTuple):
+    """What HTTP and gRPC clients get over TLS alone."""
+
+    certificates: str
+    """The directory in /run/haproxy/tls."""
+    https_port: int
+    """At which clients reach HTTPS."""
+
+
+def render(
+    services: Collection[ServiceSpec],
+    limits: EdgeLimits = DEFAULT_LIMITS,
+    *,
+    is_remote: bool = False,
+    tls: Tls | None = None,
+) -> str:
     """Configuration for these services in any order, without servers, with its own hash in it.
 
     `is_remote`: for a HAProxy on another machine than the controller.
 
     Raises RoutingError when a value may not be put into a configuration.
     """
-    unsigned = _render(services, limits, is_remote=is_remote)
+    unsigned = _render(services, limits, is_remote=is_remote, tls=tls)
     digest = hashlib.sha256(unsigned.encode()).hexdigest()[:16]
     return HASH_LINE.sub(lambda line: line.group().replace("()", f"({digest})"), unsigned)
 
@@ -113,20 +129,20 @@ def render(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMIT
 class Rendered:
     """The configuration of the services asked for last: it is asked for in each tick and seldom changes."""
 
-    def __init__(self, limits: EdgeLimits = DEFAULT_LIMITS, **options: bool) -> None:
-        """`options`: of `render`."""
-        self._limits, self._options = limits, options
+    def __init__(self, limits: EdgeLimits = DEFAULT_LIMITS, *, is_remote: bool = False, tls: Tls | None = None) -> None:
+        """As `render`."""
+        self._limits, self._is_remote, self._tls = limits, is_remote, tls
         self._last: tuple[tuple[ServiceSpec, ...], str] | None = None
 
     def of(self, services: Collection[ServiceSpec]) -> str:
         """As `render`."""
         asked = tuple(services)
         if self._last is None or self._last[0] != asked:
-            self._last = asked, render(asked, self._limits, **self._options)
+            self._last = asked, render(asked, self._limits, is_remote=self._is_remote, tls=self._tls)
         return self._last[1]
 
 
-def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote: bool) -> str:
+def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote: bool, tls: Tls | None) -> str:
     specs = [spec for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
     applications = _applications(specs)
     routed = [_service(spec, limits, applications) for spec in specs]
@@ -135,6 +151,8 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
     grpc = [s for s in routed if s["grpc_services"]]
     for network in limits.trusted_proxies:
         matching(_NETWORK, network, "network of trusted proxies")
+    if tls is not None:
+        matching(_CERTIFICATES, tls.certificates, "directory of certificates")
     routes = {s["route"]: s["name"] for s in http if limits.shows_routes}
     routes_text = f" The routes are {', '.join(routes)}." if routes else " There are no routes yet."
     grpc_names = ", ".join(sorted({name for spec in specs for name in spec.grpc_services}))
@@ -142,6 +160,7 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
     return _template(TEMPLATE).render(
         limits=limits,
         is_remote=is_remote,
+        tls=tls,
         services=routed,
         http_services=http,
         grpc_services=grpc,

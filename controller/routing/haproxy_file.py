@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from ..errors import RoutingError, RoutingUnreachable
@@ -37,8 +37,10 @@ class ConfigFile:
         self._master = master
         self._is_edge = is_edge
 
-    async def load(self, text: str) -> None:
+    async def load(self, text: str, swap: Callable[[str, str], Awaitable[bool]] | None = None) -> None:
         """Write a configuration without servers, with the current servers, and reload; nothing if it runs already.
+
+        `swap` changes what runs, from one text to the other, without a reload; False where it cannot.
 
         Raises RoutingError with HAProxy's messages when it does not start with it: the former one stays in force.
         """
@@ -49,20 +51,27 @@ class ConfigFile:
         wanted, previous = config.hash_of(text), await asyncio.to_thread(self.read)
         if state.variable(running) == wanted == config.hash_of(previous):
             return
+        if swap and state.variable(running) == config.hash_of(previous) and await swap(previous, text):
+            _, servers = await self._servers()
+            text = config.with_servers(text, _lines(servers, keep_state=False))
+            await asyncio.to_thread(write, self._path, text)
+            named = f"set var proc.pierhead_routing str({wanted})"
+            await self._runtime.ask_all(("experimental-mode on", named))
+            return
         states, servers = await self._servers()
         text = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=True)))
         # The new worker reads check results and drains here, so no server that is down or draining gets traffic.
-        await asyncio.to_thread(_write, self._states_path, f"{states}\n")
-        await asyncio.to_thread(_write, self._path, text)
+        await asyncio.to_thread(write, self._states_path, f"{states}\n")
+        await asyncio.to_thread(write, self._path, text)
         try:
             await self._master.reload()
             await self._new_worker(wanted)
         except RoutingError:
             if previous and (await self._hash_now()) != wanted:
-                await asyncio.to_thread(_write, self._path, previous)
+                await asyncio.to_thread(write, self._path, previous)
             raise
         finally:
-            await asyncio.to_thread(_write, self._states_path, _NO_STATES)
+            await asyncio.to_thread(write, self._states_path, _NO_STATES)
 
     async def _servers(self) -> tuple[str, list[tuple[Server, int]]]:
         """`show servers state`, and the servers in it with their ids."""
@@ -111,7 +120,7 @@ class ConfigFile:
             _, servers = await self._servers()
             refreshed = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=False)))
             if refreshed != text:
-                await asyncio.to_thread(_write, self._path, refreshed)
+                await asyncio.to_thread(write, self._path, refreshed)
         except (RoutingError, OSError) as error:
             _log.warning("%s could not be brought up to date: %s", self._path, error)
 
@@ -138,7 +147,7 @@ def _lines(servers: Collection[tuple[Server, int]], *, keep_state: bool) -> list
     ]
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Replace a file in one step: a reader sees the old or the new one, also after a power cut."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -79,12 +79,13 @@ class RuntimeSocket:
     def __init__(self, address: Address) -> None:
         self._address = address
 
-    async def ask(self, line: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    async def ask(self, line: str, timeout_s: float = COMMAND_TIMEOUT_S, payload: str = "") -> str:
         """Run one command and return its answer, which may be empty. Raises CommandRefused, RoutingUnreachable."""
-        return (await self.ask_all((line,), timeout_s))[0]
+        return (await self.ask_all((line,), timeout_s, payload))[0]
 
-    async def ask_all(self, lines: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> list[str]:
-        """Run commands in order on one connection, so that one worker answers all of them.
+    async def ask_all(self, lines: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, payload: str = "") -> list[str]:
+        """Run commands in order on one connection, so that one worker answers all of them. The last one gets the lines
+        of `payload`, without the empty ones.
 
         All of them are run even when one fails. Raises CommandRefused for the first that failed, RoutingUnreachable
         when HAProxy cannot be reached, takes too long or closes the connection before its last answer.
@@ -93,9 +94,10 @@ class RuntimeSocket:
             if ";" in line or "\n" in line:
                 raise RoutingError(f"{line!r} is more than one HAProxy command")
         # Without numbers an error looks like any other answer.
-        raw = await _exchange(
-            self._address, ";".join(("set severity-output number", *lines)), timeout_s, of_master=False
-        )
+        sent = ";".join(("set severity-output number", *lines))
+        if payload:
+            sent = "\n".join((f"{sent} <<", *filter(str.strip, payload.splitlines()), ""))
+        raw = await _exchange(self._address, sent, timeout_s, of_master=False)
         answers = _split(raw)
         if len(answers) != len(lines) + 1:
             raise RoutingUnreachable(
@@ -146,7 +148,8 @@ class MasterSocket:
 
 
 async def _exchange(address: Address, line: str, timeout_s: float, *, of_master: bool) -> str:
-    """Send one line and read until HAProxy closes."""
+    """Send one line, perhaps with a payload, and read until HAProxy closes."""
+    said = line.partition("\n")[0]  # a payload may have a private key, which no message may show
     given_up, deadline = threading.Event(), time.monotonic() + timeout_s
     try:
         async with asyncio.timeout(timeout_s):
@@ -155,9 +158,9 @@ async def _exchange(address: Address, line: str, timeout_s: float, *, of_master:
             )
             return answer.decode(errors="replace")
     except TimeoutError:
-        raise RoutingUnreachable(f"HAProxy did not answer `{line}` on {address} within {timeout_s:g} s") from None
+        raise RoutingUnreachable(f"HAProxy did not answer `{said}` on {address} within {timeout_s:g} s") from None
     except OSError as error:
-        raise RoutingUnreachable(f"HAProxy cannot be reached on {address} for `{line}`: {error}") from error
+        raise RoutingUnreachable(f"HAProxy cannot be reached on {address} for `{said}`: {error}") from error
     finally:
         given_up.set()
 

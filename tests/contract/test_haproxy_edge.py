@@ -26,6 +26,7 @@ from tests.harness.edge import (
     LARGE,
     Edge,
     GrpcReplica,
+    Load,
     Replica,
     error_of,
     metadata_of,
@@ -550,41 +551,6 @@ async def test_a_request_waits_for_the_replica_that_it_names(edge: Edge) -> None
 
 
 # ---------------------------------------------------------------------------------------------------------- under load
-
-
-class Load:
-    """Clients that make requests without a pause until the block ends; counts the outcomes."""
-
-    def __init__(self, clients: int, ask: Callable[[], Awaitable[object]]) -> None:
-        self.outcomes: dict[object, int] = {}
-        self._clients, self._ask, self._is_over = clients, ask, False
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Load]:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self._clients):
-                tasks.create_task(self._client())
-            try:
-                yield self
-            finally:
-                self._is_over = True
-
-    async def more(self, requests: int) -> None:
-        """Wait until so many more requests are answered."""
-        before = sum(self.outcomes.values())
-
-        async def enough() -> bool:
-            return sum(self.outcomes.values()) >= before + requests
-
-        await until(enough, f"{requests} more requests are answered")
-
-    async def _client(self) -> None:
-        while not self._is_over:
-            try:
-                outcome = await self._ask()
-            except Exception as error:
-                outcome = repr(error)
-            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
 
 async def test_no_request_fails_while_servers_come_and_go_and_routes_change(edge: Edge) -> None:

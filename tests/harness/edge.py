@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,6 +279,41 @@ class GrpcReplica:
     async def _count(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
         for number in range(5):
             yield str(number).encode()
+
+
+class Load:
+    """Clients that make requests without a pause until the block ends; counts the outcomes."""
+
+    def __init__(self, clients: int, ask: Callable[[], Awaitable[object]]) -> None:
+        self.outcomes: dict[object, int] = {}
+        self._clients, self._ask, self._is_over = clients, ask, False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Load]:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._clients):
+                tasks.create_task(self._client())
+            try:
+                yield self
+            finally:
+                self._is_over = True
+
+    async def more(self, requests: int) -> None:
+        """Wait until so many more requests are answered."""
+        before = sum(self.outcomes.values())
+
+        async def enough() -> bool:
+            return sum(self.outcomes.values()) >= before + requests
+
+        await until(enough, f"{requests} more requests are answered")
+
+    async def _client(self) -> None:
+        while not self._is_over:
+            try:
+                outcome = await self._ask()
+            except Exception as error:
+                outcome = repr(error)
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
 
 async def refusal(call: Any) -> grpc.aio.AioRpcError:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import InvalidRequest, SettingsError
+from ...files.certificates import WrongCertificates, read_certificates
 from ...settings import Settings
 from . import resolved
 from .compose import Compose
+from .engines import ProjectEngine
 from .ports import PORTS
 from .resolved import Services
 from .stack import ProjectStack, reached_at
 
 GRAFANA = "PIERHEAD_GRAFANA_PORT"
-_USUAL = {**PORTS, GRAFANA: 3000}
+HTTPS = "PIERHEAD_HTTPS_PORT"
+_USUAL = {**PORTS, GRAFANA: 3000, HTTPS: 8443}
 BIND = "PIERHEAD_BIND"
-_OPENED = ("PIERHEAD_HTTP_PORT", "PIERHEAD_GRPC_PORT")
+_OPENED = ("PIERHEAD_HTTP_PORT", "PIERHEAD_GRPC_PORT", HTTPS)
 """Ports of which BIND has the address."""
 _LOOPBACK = "127.0.0.1"
 _CDI = "/etc/cdi:/var/run/cdi"
@@ -34,6 +38,13 @@ def address(stack: ProjectStack, name: str, path: str = "") -> str:
     """Of one of the stack's own ports, which the variable `name` has, on this machine."""
     host = bound_to(stack) if name in _OPENED else _LOOPBACK
     return f"http://{reached_at(host)}:{_port(stack, name)}{path}"
+
+
+def http_address(stack: ProjectStack, path: str) -> str:
+    """Where HTTP clients on this machine reach a path."""
+    if not stack.has_tls:
+        return address(stack, "PIERHEAD_HTTP_PORT", path)
+    return address(stack, HTTPS, path).replace("http:", "https:", 1)
 
 
 def bound_to(stack: ProjectStack) -> str:
@@ -76,6 +87,22 @@ def refuse_wrong_settings(stack: ProjectStack, services: Services) -> None:
         ) from None
 
 
+def refuse_wrong_certificates(stack: ProjectStack) -> Sequence[str]:
+    """Warnings about the certificates for clients. Raises InvalidRequest where they cannot be used."""
+    if not stack.has_tls:
+        return ()
+    if stack.engine is not ProjectEngine.DOCKER:
+        raise InvalidRequest(
+            f"PIERHEAD_TLS=files is for one machine so far, not for PIERHEAD_ENGINE={stack.engine}: take it out of "
+            ".env, and let a balancer in front of the nodes speak TLS. Nothing was started."
+        )
+    now = time.time()
+    try:
+        return read_certificates(stack.root, stack.setting("PIERHEAD_TLS_DIR", "tls"), now).ending(now)
+    except WrongCertificates as error:
+        raise InvalidRequest(f"{error}\nNothing was started; running services are not affected.") from None
+
+
 def refuse_taken_ports(compose: Compose) -> None:
     """Raise InvalidRequest where something that is not this stack's listens at a port that the stack publishes."""
     taken = {port: name for port, name in _wanted(compose).items() if _is_taken(compose.stack, name, port)}
@@ -93,7 +120,7 @@ def refuse_taken_ports(compose: Compose) -> None:
 
 def _wanted(compose: Compose) -> dict[int, str]:
     """What names each port. The stack's own come twice, and are named by their variables."""
-    own = [*PORTS, *([GRAFANA] if has_grafana(compose) else [])]
+    own = [*PORTS, *([GRAFANA] if has_grafana(compose) else []), *([HTTPS] if compose.stack.has_tls else [])]
     written = [(name, _port(compose.stack, name)) for name in own]
     named = [(name, int(text)) for name, text in written if text.isdigit()]
     named += resolved.ports(compose.services())

@@ -64,7 +64,7 @@ USER pierhead
 CMD ["python", "-m", "pierhead", "serve", "app:app"]
 """
 
-_IGNORED = ".*\n**/__pycache__\n"
+_IGNORED = ".*\ntls\n**/__pycache__\n"
 
 _REQUIREMENTS = """\
 # What app.py imports beyond Pierhead, for its image and for your own environment.
@@ -74,6 +74,7 @@ _REQUIREMENTS = """\
 NOT_IN_GIT = """\
 # The ports and secrets of this machine.
 .env
+/tls/
 .venv/
 __pycache__/
 """

@@ -93,7 +93,8 @@ def _named(directory: Path) -> bool:
 def own_files(project: Project, environment: Mapping[str, str]) -> list[str]:
     """The user's compose files, as COMPOSE_FILE names them. Raises NoProject where there are none."""
     named = setting(FILES, project.env_file(), environment) or ""
-    files = [name for name in named.split(":") if name and name not in stack_files.STACK_FILES.values()]
+    stacks = (*stack_files.STACK_FILES.values(), stack_files.TLS_FILE)
+    files = [name for name in named.split(":") if name and name not in stacks]
     if not files:
         files = [name for name in DEFAULT_NAMES if (project.root / name).is_file()][:1]
         files += [name for name in OVERRIDE_NAMES if files and (project.root / name).is_file()][:1]

@@ -21,6 +21,7 @@ from .project import Project, engine_of
 OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
 _FILES_OF_THE_CLONE = {engine: f"compose/{engine.stack_file}" for engine in ProjectEngine}
+_TLS_OF_THE_CLONE = "compose/tls.yaml"
 _PUBLISHED = re.compile(rf"(?P<address>\S+):(?P<port>\d+)->{API_PORT}/tcp")
 
 
@@ -86,6 +87,11 @@ class ProjectStack:
         return engine_of(self.project, self.environment)
 
     @property
+    def has_tls(self) -> bool:
+        """Whether HTTP and gRPC clients come over TLS."""
+        return self.setting("PIERHEAD_TLS").lower() == "files"
+
+    @property
     def root(self) -> Path:
         """The project's directory."""
         return self.project.root
@@ -100,8 +106,11 @@ class ProjectStack:
         """The COMPOSE_FILE that is named, with the stack's own file for the engine that is chosen."""
         own = _FILES_OF_THE_CLONE if self.project.is_clone else stack_files.STACK_FILES
         usual, of_engine = own[ProjectEngine.DOCKER], own[self.engine]
+        if self.has_tls and self.engine is ProjectEngine.DOCKER:
+            of_engine = f"{usual}:{_TLS_OF_THE_CLONE}" if self.project.is_clone else stack_files.TLS_FILE
         named = self.setting("COMPOSE_FILE", usual if self.project.is_clone else f"compose.yaml:{usual}")
-        return ":".join(of_engine if self._plain(name) == usual else name for name in named.split(":"))
+        listed = ":".join(of_engine if self._plain(name) == usual else name for name in named.split(":"))
+        return ":".join(dict.fromkeys(listed.split(":")))  # a program that this one starts is given the list
 
     # ------------------------------------------------------------------------------------------------ what a user types
 

@@ -21,6 +21,8 @@ from .version import release_of, version_of
 DIRECTORY = ".pierhead"
 STACK_FILES = {engine: f"{DIRECTORY}/{engine.included_as}" for engine in ProjectEngine}
 """By engine, what COMPOSE_FILE has after the project's own files."""
+TLS_FILE = f"{DIRECTORY}/tls.yaml"
+"""What it has in their place on one machine, with PIERHEAD_TLS=files."""
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BUILD = "build"
@@ -32,7 +34,7 @@ _GRAFANA = re.compile(rb"^  grafana:\n(?:    .*\n|\n)+", re.MULTILINE)
 _INCLUDE = """\
 # Written by pierhead {version}; what COMPOSE_FILE in .env adds to the project's own files.
 include:
-  - path: {directory}/compose/{file}
+  - path: {path}
     project_directory: {directory}/compose
 """
 
@@ -97,15 +99,20 @@ def write(project: Path, *, has_grafana: bool = False) -> None:
     if has_grafana:
         file = "compose/compose.yaml"
         wanted[file] = _GRAFANA.sub(b"", wanted[file])
-    for engine in ProjectEngine:
-        text = _INCLUDE.format(version=release(), directory=DIRECTORY, file=engine.stack_file)
-        wanted[engine.included_as] = text.encode()
+    included = {engine.included_as: _own(engine.stack_file) for engine in ProjectEngine}
+    included[Path(TLS_FILE).name] = f"[{_own(ProjectEngine.DOCKER.stack_file)}, {_own('tls.yaml')}]"
+    for file, path in included.items():
+        wanted[file] = _INCLUDE.format(version=release(), directory=DIRECTORY, path=path).encode()
     wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={release()}\n".encode()
     wanted[".gitignore"] = b"*\n"
     (target / _BUILD).unlink(missing_ok=True)
     _remove_others(target, wanted)
     for path, content in {**wanted, _BUILD: f"{build()}\n".encode()}.items():
         _write(target / path, content)
+
+
+def _own(name: str) -> str:
+    return f"{DIRECTORY}/compose/{name}"
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -41,6 +41,8 @@ class StackUp:
             compose = Compose(self.stack)
             services = compose.every_service()
             machine.refuse_wrong_settings(self.stack, services)
+            for warning in machine.refuse_wrong_certificates(self.stack):
+                self.warn(f"warning: {warning}")
             self.place.refuse(compose, services)
             compose = self._with_images(compose)
             self._tell_what_goes(services)
@@ -98,7 +100,7 @@ class StackUp:
         ready_s = self.stack.environment.get("PIERHEAD_UP_TIMEOUT_S") or READY_S
         self._wait_for_controller(compose)
         self._wait_for_services(compose, ready_s)
-        if self.stack.project.is_clone:
+        if self.stack.project.is_clone and not self.stack.has_tls:  # its certificates need not have this address
             self._wait_for_apps(compose, routes, ready_s)
 
     def _wait_for_controller(self, compose: Compose) -> None:
@@ -174,7 +176,7 @@ class StackUp:
     def _print_addresses(self, compose: Compose, routes: Sequence[ServiceRoute]) -> None:
         stack = self.stack
         paths = {one.service: one.shown(of_clone=stack.project.is_clone) for one in routes}
-        rows = [(name, machine.address(stack, "PIERHEAD_HTTP_PORT", path)) for name, path in paths.items()]
+        rows = [(name, machine.http_address(stack, path)) for name, path in paths.items()]
         rows.append(("gRPC", machine.address(stack, "PIERHEAD_GRPC_PORT").removeprefix("http://")))
         rows += self.place.addresses(compose)
         self.say("\n".join(["", *(f"  {name:<12} {address}" for name, address in rows), ""]))

@@ -46,6 +46,21 @@ def test_the_image_carries_the_configuration_of_no_services(is_remote: bool) -> 
     )
 
 
+def test_other_certificates_are_another_configuration_and_without_them_there_is_no_word_of_tls() -> None:
+    plain = config.render([WEB])
+    assert not re.search("ssl|https|8443", plain)
+    one, other = (config.render([WEB], tls=config.Tls(name * 16, 8443)) for name in "ab")
+    assert len({hash_of(plain), hash_of(one), hash_of(other)}) == 3
+    binds = [line.strip() for line in one.splitlines() if line.startswith("    bind :")]
+    words = f"ssl crt /run/haproxy/tls/{'a' * 16} alpn"
+    assert [bind for bind in binds if "ssl" in bind] == [
+        f"bind :8443 {words} h2,http/1.1 ssl-min-ver TLSv1.2",
+        f"bind :9000 proto h2 {words} h2 ssl-min-ver TLSv1.2",
+    ]
+    with pytest.raises(RoutingError, match="directory of certificates"):
+        config.render([WEB], tls=config.Tls("../../etc", 8443))
+
+
 def test_an_edge_without_routes_is_not_healthy_so_that_balancers_leave_it_out() -> None:
     for services, status in (([], 503), ([RANKER], 200), ([WEB], 503)):
         lines = section(config.render(services, is_remote=True), "frontend http")

@@ -120,6 +120,22 @@ async def test_a_command_waits_for_a_free_connection_and_one_that_was_cancelled_
     assert [line for line in received if line] == [b"set severity-output number;show info\n"]
 
 
+async def test_the_last_command_gets_the_payload_and_no_message_shows_it(run_dir: Path) -> None:
+    path, received = run_dir / "s", list[bytes]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readuntil(b"\n\n"))
+        writer.write(b"\ndone\n\n")
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, path=str(path)):
+        assert await RuntimeSocket(path).ask("set ssl cert a", payload="one\n\n  \ntwo\n") == "done"
+    assert received == [b"set severity-output number;set ssl cert a <<\none\ntwo\n\n"]
+    with pytest.raises(RoutingUnreachable, match=r"for `set severity-output number;set ssl cert a <<`: ") as nobody:
+        await RuntimeSocket(run_dir / "none").ask("set ssl cert a", payload="secret")
+    assert "secret" not in str(nobody.value)
+
+
 async def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy_socket, "_MASTER_AWAY_S", 0.05)
     with pytest.raises(RoutingUnreachable, match="cannot be reached"):

@@ -81,7 +81,8 @@ def test_the_nearest_directory_with_compose_files_is_the_project(shop: Project) 
 def test_an_override_file_is_part_of_the_project_as_it_is_for_compose(shop: Project) -> None:
     (shop.root / "compose.override.yaml").write_text("services: {}\n")
     assert project.own_files(shop, {}) == ["compose.yaml", "compose.override.yaml"]
-    assert project.own_files(shop, {"COMPOSE_FILE": "compose.yaml:.pierhead/stack.yaml"}) == ["compose.yaml"]
+    for stack in ("stack", "tls"):
+        assert project.own_files(shop, {"COMPOSE_FILE": f"compose.yaml:.pierhead/{stack}.yaml"}) == ["compose.yaml"]
     with pytest.raises(InvalidRequest, match=r"there is no file b\.yaml in"):
         project.own_files(shop, {"COMPOSE_FILE": "compose.yaml:b.yaml"})
     (shop.root / "deploy").mkdir()
@@ -330,12 +331,12 @@ def compose() -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize("file", ["stack.yaml", "swarm.yaml"])
+@pytest.mark.parametrize("file", ["stack.yaml", "swarm.yaml", "tls.yaml"])
 def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_copy(
     shop: Project, compose: Callable[..., str], file: str
 ) -> None:
     own = WEB + "    build: .\n    volumes: ['./data:/data']\n  grafana: {image: mine}\n"
-    own += "  registry: {image: mine}\n" if file == "stack.yaml" else ""
+    own += "  registry: {image: mine}\n" if file != "swarm.yaml" else ""
     (shop.root / "compose.yaml").write_text(own)
     project.check(shop, ["compose.yaml"], {"PIERHEAD_ENGINE": file.removesuffix(".yaml")})
     settled(shop)
@@ -349,7 +350,9 @@ def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_
     assert config["services"]["grafana"] == {"image": "mine", "networks": {"default": None}}, "the stack has none"
     assert web["volumes"][0]["source"] == str(shop.root / "data")
     assert controller["image"] == f"pierhead/controller:{stack_files.release()}"
-    if file == "stack.yaml":
+    ports = [port["target"] for port in config["services"]["haproxy"]["ports"]]
+    assert ports == [8000, 9000, *([] if file == "swarm.yaml" else [8404]), *([8443] if file == "tls.yaml" else [])]
+    if file != "swarm.yaml":
         assert controller["build"]["context"] == str(shop.root / ".pierhead")
         assert (controller["working_dir"], controller["environment"]["COMPOSE_FILE"]) == (
             str(shop.root),

@@ -46,6 +46,17 @@ def test_trusted_proxies(tmp_path: Path) -> None:
             Settings.from_env(env | {"PIERHEAD_TRUSTED_PROXIES": f"10.1.2.3, {wrong}"})
 
 
+def test_tls_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path), "PIERHEAD_TLS_DIR": "certs"}
+    for text in ("", "off"):
+        assert Settings.from_env(env | {"PIERHEAD_TLS": text}).tls_dir is None
+    settings = Settings.from_env(env | {"PIERHEAD_TLS": "files", "PIERHEAD_HTTPS_PORT": "443"})
+    assert (settings.tls_dir, settings.https_port) == ("certs", 443)
+    assert Settings.from_env(env | {"PIERHEAD_TLS": "files", "PIERHEAD_TLS_DIR": ""}).tls_dir == "tls"
+    with pytest.raises(SettingsError, match=r"^PIERHEAD_TLS: expected one of OFF, FILES, found 'ON'$"):
+        Settings.from_env(env | {"PIERHEAD_TLS": "on"})
+
+
 def test_further_names_of_the_api(tmp_path: Path) -> None:
     env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
     named = Settings.from_env(env | {"PIERHEAD_API_HOSTS": " Gpu.example , b.example"}).api_hosts

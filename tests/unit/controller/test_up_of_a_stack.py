@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from controller.tool.project.project import Project
 from controller.tool.project.stack import NotUp, ProjectStack
 from controller.tool.project.up import StackUp
 from tests.fakes.fake_programs import LOOKS, FakePrograms
+from tests.harness import certificates
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -296,6 +298,68 @@ def test_addresses_of_this_machine() -> None:
     assert [programs.has_address(host) for host in ("127.0.0.1", "0.0.0.0", "127.9.9.9")] == [True] * 3
     assert not programs.has_address("203.0.113.77"), "kept for documentation (RFC 5737)"
     assert programs.has_address("nonsense"), "Compose says what it is"
+
+
+# ------------------------------------------------------------------------------------------------------------------ TLS
+
+
+TLS = {"PIERHEAD_TLS": "files", "PIERHEAD_TLS_DIR": "certs", "PIERHEAD_HTTPS_PORT": "9443"}
+
+
+@pytest.fixture
+def project_with_certificates(tmp_path: Path) -> Path:
+    """A directory like a project's, with one certificate."""
+    certificates.write(tmp_path / "certs" / "a.pem", *certificates.made("a", now=time.time(), ends=10))
+    return tmp_path
+
+
+def test_with_tls_the_addresses_are_https_and_the_stack_has_one_more_file(project_with_certificates: Path) -> None:
+    user = User(variables=TLS, root=project_with_certificates)
+    user.types_up()
+    told = "\n".join(user.said)
+    assert "https://127.0.0.1:9443/mine" in told
+    assert "http://127.0.0.1:8000" not in told
+    assert "API          http://127.0.0.1:8100" in told
+    (ending, _) = user.warnings
+    assert re.fullmatch(r"warning: /.*/certs/a\.pem: its certificate ends on .*: put a new one in its place", ending)
+
+
+@pytest.mark.parametrize(
+    ("root", "named", "files"),
+    [
+        (ROOT, "compose/compose.yaml:b.yaml", "compose/compose.yaml:compose/tls.yaml:b.yaml"),
+        (ROOT, "compose/compose.yaml:compose/tls.yaml:b.yaml", "compose/compose.yaml:compose/tls.yaml:b.yaml"),
+        (Path("/nowhere"), "a.yaml:.pierhead/stack.yaml", "a.yaml:.pierhead/tls.yaml"),
+        (Path("/nowhere"), "a.yaml:.pierhead/tls.yaml", "a.yaml:.pierhead/tls.yaml"),
+    ],
+)
+def test_the_file_that_publishes_https(root: Path, named: str, files: str) -> None:
+    assert User(variables={**TLS, "COMPOSE_FILE": named}, root=root).stack.files == files
+    assert User(variables={"COMPOSE_FILE": named}, root=root).stack.files == named
+
+
+def test_certificates_that_cannot_be_used_are_refused_before_anything_changes(project_with_certificates: Path) -> None:
+    file = project_with_certificates / "certs" / "a.pem"
+    file.chmod(0o644)
+    user = User(variables=TLS, root=project_with_certificates)
+    assert user.is_refused().splitlines() == [
+        f"{file}: others can read its private key (mode 644): chmod 600 {file}",
+        "Nothing was started; running services are not affected.",
+    ]
+    assert user.calls(CHANGES) == []
+
+
+def test_a_port_of_https_that_is_taken(project_with_certificates: Path) -> None:
+    listening = frozenset({f"{HTTP}:9443"})
+    user = User(variables=TLS, root=project_with_certificates, listening=listening)
+    assert "port 9443 (PIERHEAD_HTTPS_PORT) is taken by another program." in user.is_refused()
+    User(variables={**TLS, "PIERHEAD_TLS": "off"}, listening=listening).types_up()
+
+
+def test_tls_on_many_machines_is_refused() -> None:
+    user = User(variables={**TLS, "PIERHEAD_ENGINE": "swarm"})
+    assert user.is_refused().startswith("PIERHEAD_TLS=files is for one machine so far, not for PIERHEAD_ENGINE=swarm:")
+    assert user.calls(CHANGES) == []
 
 
 def test_images_that_are_missing_are_named() -> None:
