@@ -44,6 +44,7 @@ x-app: &app
 services:
   web:
     <<: *app
+    depends_on: [greeter] # which it calls
     x-serve:
       replicas: 1
       route: /
