@@ -290,8 +290,8 @@ async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     before, file_before = await observe(router), (world.run_dir / "haproxy.cfg").read_text()
     render = haproxy_config.render
 
-    def broken(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
-        return f"{render(services, limits)}unheard-of keyword\n"
+    def broken(services: Collection[ServiceSpec], limits: EdgeLimits, **options: Any) -> str:
+        return f"{render(services, limits, **options)}unheard-of keyword\n"
 
     with monkeypatch.context() as patch:
         patch.setattr(haproxy_config, "render", broken)
