@@ -55,16 +55,19 @@ def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) 
     host_config.update({"Mounts": mounts or None, "Binds": binds or None, "Tmpfs": tmpfs or None})
 
 
-def with_volume(source: ServiceSource, volume: str, mounts: Sequence[Mapping[str, Any]]) -> ServiceSource:
-    """The service with more mounts of one of the stack's own volumes."""
+def with_volume(
+    source: ServiceSource, volume: str, mounts: Sequence[Mapping[str, Any]], **options: object
+) -> ServiceSource:
+    """The service with more mounts of one of the stack's own volumes. `options`: of the volume where the stack has
+    none, as on a Swarm, whose nodes make it.
+    """
     if not mounts:
         return source
     written = source.definition.get("volumes")
     added = [{"type": "volume", "source": volume, **mount} for mount in mounts]
     definition = {**source.definition, "volumes": [*(written if isinstance(written, list) else ()), *added]}
-    volumes = source.sections.get("volumes", {})
-    if source.control_networks is None:  # files without the stack
-        volumes = {volume: {}, **volumes}
+    own = {} if source.control_networks is None else options  # without the stack, nothing is made
+    volumes = {volume: own, **source.sections.get("volumes", {})}
     return replace(source, definition=definition, sections={**source.sections, "volumes": volumes})
 
 

@@ -21,6 +21,8 @@ from .stack_options import StackOptions
 VOLUME = "memory-sockets"
 """Its name in the top-level volumes section (compose/compose.yaml)."""
 DIRECTORY = "/run/pierhead/memory"
+OPTIONS = {"type": "tmpfs", "device": "tmpfs", "o": "mode=1733,size=1m,nosuid,nodev,noexec"}
+"""Of the volume, as compose/compose.yaml has them."""
 DEFAULT_SIZE = "1GiB"
 STACK_VARIABLE = "PIERHEAD_SHARED_MEMORY"
 """The size for managed services that write none, in the environment of the controller's service."""
@@ -86,4 +88,4 @@ def check_memory_limit(path: str, memory: SharedMemoryLimits, container: Mapping
 
 def with_memory_sockets(source: ServiceSource) -> ServiceSource:
     """The service with the directory of sockets among its volumes."""
-    return with_volume(source, VOLUME, [{"target": DIRECTORY, "volume": {"nocopy": True}}])
+    return with_volume(source, VOLUME, [{"target": DIRECTORY, "volume": {"nocopy": True}}], driver_opts=OPTIONS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from controller.engines.labels import create_body
 from controller.files.parse import parse
+from controller.files.shared_memory import OPTIONS
 from controller.files.translate import IGNORED
 from controller.model.actions import replica_name
 from controller.model.spec import AccessLog, GpuSlot, ServiceSpec
@@ -404,16 +405,18 @@ def test_shared_memory_must_fit_into_the_container() -> None:
     assert not problems_of(with_memory("1023m", {}, mem_limit="1g"))
 
 
-def test_the_stacks_shared_memory_is_a_size_and_has_a_volume() -> None:
+def test_the_stacks_shared_memory_is_a_size() -> None:
     (problem,) = problems_of(with_memory("much", {}))
     assert problem == (
         'services.controller.environment.PIERHEAD_SHARED_MEMORY: expected a size from "1MiB" to "1TiB" such as "2GiB", '
         'or 0 (it is set in .env), found "much"'
     )
-    (problem,) = problems_of(with_memory("1g", {}) | {"volumes": {}})
-    assert problem == (
-        'services.ranker.volumes[0].source: expected a name of the top-level volumes section, found "memory-sockets"'
-    )
+
+
+def test_a_stack_without_the_volume_of_shared_memory_as_on_a_swarm_has_it_made_with_the_first_replica() -> None:
+    whole = with_memory("1g", {}) | {"volumes": {}}
+    (mount,) = parse(PROJECT, whole).services["ranker"].container["HostConfig"]["Mounts"]
+    assert mount["VolumeOptions"]["DriverConfig"]["Options"] == OPTIONS
 
 
 def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
