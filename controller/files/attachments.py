@@ -59,7 +59,7 @@ def with_volume(
     source: ServiceSource, volume: str, mounts: Sequence[Mapping[str, Any]], **options: object
 ) -> ServiceSource:
     """The service with more mounts of one of the stack's own volumes. `options`: of the volume where the stack has
-    none, as on a Swarm, whose nodes make it.
+    none, because each node makes its own.
     """
     if not mounts:
         return source
