@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +15,6 @@ from pathlib import Path
 
 from ..errors import InvalidRequest
 from .watch import EventRecorder
-
-logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 SOON_S = 14 * 86_400
@@ -173,14 +170,15 @@ class CertificateWatch:
         before, seen = self._wrong, self._fingerprint()
         try:
             good = read_certificates(self.root, self.directory, self.wall())
-            if good.files != self._good.files:
+            is_new = good.files != self._good.files
+            if is_new:
                 self.use(good.files)
         except WrongCertificates as error:
             self._wrong, self._seen = error.problems, seen
         except OSError as error:  # it is tried again
             self._wrong, self._seen = (f"the certificates cannot be copied for HAProxy ({error}): make room",), None
         else:
-            is_new, self._good, self._wrong, self._seen = good.files != self._good.files, good, (), seen
+            self._good, self._wrong, self._seen = good, (), seen
             again = "the certificates can be used again" if before else ""
             return f"HAProxy gets the certificates {', '.join(good.files)}" if is_new else again
         return "\n".join(self.notices()) if before != self._wrong else ""

@@ -7,6 +7,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from controller.errors import RoutingError
 from controller.routing.haproxy import HAProxyRouter
 from tests.harness import http2
 from tests.harness.certificates import made
-from tests.harness.edge import Edge, GrpcReplica, Load, service
+from tests.harness.edge import Edge, GrpcReplica, Load, posted, service
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -158,13 +159,7 @@ async def test_no_request_fails_while_certificates_are_changed_added_and_removed
         "b.test of a long chain": ({"b.pem": too_large}, False),
     }
     async with https(edge) as session, session.ws_connect("/echo/socket") as socket:
-
-        async def ask() -> int:
-            async with session.post("/echo") as answer:
-                await answer.read()
-                return answer.status
-
-        async with Load(8, ask).running() as load:
+        async with Load(8, partial(posted, session)).running() as load:
             await load.more(50)
             for default, (files, is_swapped) in changes.items():
                 before = await edge.state()

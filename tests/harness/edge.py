@@ -242,6 +242,13 @@ async def error_of(edge: Edge, path: str, **arguments: Any) -> tuple[int, dict[s
         return answer.status, error, answer.headers
 
 
+async def posted(session: ClientSession) -> int:
+    """The status of a POST to the echo. This client repeats a failed GET by itself, and hides what a test looks for."""
+    async with session.post("/echo") as answer:
+        await answer.read()
+        return answer.status
+
+
 class GrpcReplica:
     """Serves every method of `test.Echo`: Unary gives back what it was sent, and in its trailers who is said to have
     sent it; Hold waits, Die ends the server.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -417,6 +418,11 @@ def test_a_stack_without_the_volume_of_shared_memory_as_on_a_swarm_has_it_made_w
     whole = with_memory("1g", {}) | {"volumes": {}}
     (mount,) = parse(PROJECT, whole).services["ranker"].container["HostConfig"]["Mounts"]
     assert mount["VolumeOptions"]["DriverConfig"]["Options"] == OPTIONS
+
+
+def test_it_is_made_with_the_options_that_the_stack_has() -> None:
+    stack = yaml.safe_load((Path(__file__).parents[3] / "compose" / "compose.yaml").read_text())
+    assert stack["volumes"]["memory-sockets"] == {"driver_opts": OPTIONS}
 
 
 def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:

@@ -191,30 +191,32 @@ def _at(addresses: Iterable[str]) -> ReplicaListing:
 
 def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
     """A listing as the controller reports it."""
-    draining = discovery_pb2.Endpoint.DRAINING
+    endpoints = [_endpoint(each) for each in state.endpoints]
     absence: Absence | None = None
     if state.scaled_to_zero_by:
         absence = switched_off(state.scaled_to_zero_by)
-    elif state.endpoints and all(endpoint.socket and not _sees(endpoint.socket) for endpoint in state.endpoints):
+    elif endpoints and all(endpoint.out_of_sight for endpoint in endpoints):
         absence = out_of_sight
     return ReplicaListing(
-        endpoints=[
-            Endpoint(
-                name=endpoint.replica,
-                address=endpoint.socket if _sees(endpoint.socket) else endpoint.address,
-                draining=endpoint.state == draining,
-                max_ongoing_requests=endpoint.max_ongoing_requests,
-                node=endpoint.node,
-                weight=endpoint.weight or 1,
-                stats=Stats(endpoint.stats_version, dict(endpoint.stats)) if endpoint.stats_version else None,
-                out_of_sight=bool(endpoint.socket) and not _sees(endpoint.socket),
-            )
-            for endpoint in state.endpoints
-        ],
+        endpoints=endpoints,
         max_queued_requests=state.max_queued_requests if state.HasField("max_queued_requests") else None,
         policy=state.policy or None,
         policy_kwargs=state.policy_kwargs,
         absence=absence,
+    )
+
+
+def _endpoint(listed: discovery_pb2.Endpoint) -> Endpoint:
+    is_seen = _sees(listed.socket)
+    return Endpoint(
+        name=listed.replica,
+        address=listed.socket if is_seen else listed.address,
+        draining=listed.state == discovery_pb2.Endpoint.DRAINING,
+        max_ongoing_requests=listed.max_ongoing_requests,
+        node=listed.node,
+        weight=listed.weight or 1,
+        stats=Stats(listed.stats_version, dict(listed.stats)) if listed.stats_version else None,
+        out_of_sight=bool(listed.socket) and not is_seen,
     )
 
 
