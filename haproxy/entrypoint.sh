@@ -17,6 +17,9 @@ fi
 # An interrupted reload may have left old states here; "1" alone is a state file without servers.
 echo 1 >/run/haproxy/servers.state
 
+# The clients' keys, as the controller last wrote them.
+[ -e /run/haproxy/keys.map ] || : >/run/haproxy/keys.map
+
 if [ -e "$config" ] && ! haproxy -q -c -f "$config"; then
   mv -f "$config" "$config.refused"
   echo "haproxy: the configuration on the volume is refused (above); kept as $config.refused, starting without routes" >&2

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from .keys import KeySet
 from .nodes import Availability
 from .spec import GpuSlot, ServiceSpec, digest, slot_words
 from .world import Gpu, ServerState
@@ -223,6 +224,18 @@ class WriteRouting(Action):
         """See `Action.words`."""
         names = ", ".join(service.name for service in self.services) or "no service"
         return f"write routes of {names} and reload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteKeys(Action):
+    """Have HAProxy know these keys of clients and no others; no reload."""
+
+    keys: KeySet = field(repr=False)
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"write {len(self.keys.keys)} keys of clients"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

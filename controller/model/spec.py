@@ -10,6 +10,7 @@ from typing import Any, Literal
 from .text import whole_number
 
 Protocol = Literal["http", "grpc"]
+Auth = Literal["none", "key"]
 Aggregation = Literal["mean", "max", "min"]
 Placement = Literal["pack", "spread"]
 AccessLogWord = Literal["sampled", "all", "off"]
@@ -236,6 +237,8 @@ class ServiceSpec:
     """Full names of the gRPC services that port 9000 routes to this service."""
     application: str | None = None
     """The metadata by which gRPC clients choose it where other services have the same gRPC service."""
+    auth: Auth = "none"
+    """What HAProxy asks of clients: "key" = a key of the stack."""
     max_replicas_per_node: int | None = None
     """How many replicas may be on this machine at a time; None = as many as fit."""
     max_ongoing_requests: int = 100

@@ -307,6 +307,8 @@ class RoutingState:
     """By backend, for backends that have ever held a request."""
     closed: frozenset[str] = frozenset()
     """Backends whose waiting room is closed: without a server their requests are refused at once."""
+    keys: str = ""
+    """Digest of the clients' keys that it has (`KeySet.digest`); "" = they must be written."""
     edges: Mapping[str, str] = field(default_factory=dict)
     """Where there are several HAProxys, by the node of each: why it differs from the others; "" = it is."""
     away: frozenset[str] = frozenset()

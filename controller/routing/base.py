@@ -16,13 +16,14 @@ from ..model.actions import (
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
+    WriteKeys,
     WriteRouting,
 )
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
 
 ServerAction = AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer
-RoutingAction = ServerAction | SetWaitingRoom | WriteRouting
+RoutingAction = ServerAction | SetWaitingRoom | WriteKeys | WriteRouting
 
 
 class Router(Protocol):

@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from ..model.actions import WriteRouting
+from ..model.actions import WriteKeys, WriteRouting
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
 from ..settings import DEFAULT_LIMITS, EdgeLimits
 from . import haproxy_config as config
+from . import haproxy_keys
 from . import haproxy_text as text
 from .base import RoutingAction
 from .haproxy_certificates import PublishedCertificates
-from .haproxy_file import ConfigFile
+from .haproxy_file import ConfigFile, write
 from .haproxy_process import HAProxyProcess
 
 HTTP_WAIT_S = 2.0
@@ -34,6 +35,7 @@ class HAProxyRouter:
         """`http`: host and port at which HAProxy listens to HTTP clients. `https_port`: where clients reach HTTPS; None
         = nothing speaks TLS. Until `use_certificates` is called, HAProxy keeps the certificates that it has.
         """
+        self._keys_file = run_dir / haproxy_keys.FILE
         self._http, self._limits, self._https_port = http, limits, https_port
         self._process = HAProxyProcess(run_dir / "admin.sock", run_dir / "master.sock", self._refresh_file)
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
@@ -67,8 +69,12 @@ class HAProxyRouter:
             async with self._process.one_at_a_time(relist=True):
                 await self._file.load(wanted, self._certificates.swap)
                 await asyncio.to_thread(self._certificates.keep_only, self._certificates.in_config(wanted))
-        else:
-            await self._process.perform(action)
+            return
+        if isinstance(action, WriteKeys):
+            # The file first: whatever happens then, a process that starts has no revoked key.
+            wanted = haproxy_keys.file_text(haproxy_keys.entries(action.keys))
+            await asyncio.to_thread(write, self._keys_file, wanted)
+        await self._process.perform(action)
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
         """See `Router.routing_hash`. Raises RoutingError when a value may not be put into a configuration."""

@@ -25,6 +25,7 @@ import jinja2
 from ..errors import RoutingError
 from ..model.spec import ServiceSpec
 from ..settings import DEFAULT_LIMITS, EdgeLimits
+from .haproxy_keys import MAP as KEYS_MAP
 from .haproxy_text import HASH_LINE, SERVICE, matching
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
@@ -171,6 +172,7 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         grpc_errors=_GRPC_ERRORS,
         held_again_ms=max((s["timeout_held_ms"] for s in routed), default=0),
         hold_server_id=_HOLD_SERVER_ID,
+        keys_map=KEYS_MAP,
         failures_per_s=FAILURES_PER_S,
         hard_stop_s=max([HARD_STOP_FLOOR_S, *(s["longest_call_s"] for s in routed)]),
     )
@@ -229,6 +231,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         "hash": SESSION_HASH if spec.router_policy == "consistent_hash" else "",
         "grpc_services": spec.grpc_services,
         "grpc_matches": [_grpc_match(name, spec, applications) for name in spec.grpc_services],
+        "auth": spec.auth,
         # Whether a response names its replica, and a request may.
         "names_replicas": spec.replica_header,
         # "" = nothing is asked, a connection suffices.

@@ -21,9 +21,11 @@ from ..model.actions import (
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
+    WriteKeys,
 )
 from ..model.world import RoutingState, ServerState
 from . import haproxy_config as config
+from . import haproxy_keys
 from . import haproxy_state as state
 from . import haproxy_text as text
 from .base import ServerAction
@@ -94,11 +96,14 @@ class HAProxyProcess:
             ),
         )
 
-    async def perform(self, action: ServerAction | SetWaitingRoom) -> None:
+    async def perform(self, action: ServerAction | SetWaitingRoom | WriteKeys) -> None:
         """See `Router.perform`. Raises RoutingError (with the command and HAProxy's answer), RoutingUnreachable."""
         if isinstance(action, SetWaitingRoom):
             async with self.one_at_a_time():
                 await self._set_waiting_room(action)
+        elif isinstance(action, WriteKeys):
+            async with self.one_at_a_time():
+                await haproxy_keys.write(self.runtime, haproxy_keys.entries(action.keys), action.keys.digest)
         else:
             await self._change_server(action)
 

@@ -12,7 +12,10 @@ from ..model.spec import socket_address, unix_address
 from ..model.world import HeldRequests, RoutingState, Server, ServerState
 from .haproxy_text import BACKEND_PREFIX, HOLD_SERVER
 
-QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1", "show held")
+QUESTIONS = (
+    *("show info", "get var proc.pierhead_routing", "get var proc.pierhead_keys"),
+    *("show servers state", "show stat -1 6 -1", "show held"),
+)
 """Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4).
 `show held` is a command of haproxy/hold.lua."""
 
@@ -33,7 +36,7 @@ _STAT_COLUMNS = (
 _HOLDS_END = ("served", "expired", "left", "refused")
 
 
-def routing_state(info: str, routing: str, servers_state: str, stat: str, held: str) -> RoutingState:
+def routing_state(info: str, routing: str, keys: str, servers_state: str, stat: str, held: str) -> RoutingState:
     """One snapshot, made of the answers to QUESTIONS. Raises RoutingError when one of them cannot be read."""
     try:
         facts, found = info_facts(info), traffic(stat)
@@ -48,6 +51,7 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str, held: 
             started_at=float(facts["Start_time_sec"]),
             version=facts["Version"],
             routing_hash=variable(routing),
+            keys=variable(keys),
             servers=tuple(server for server, _ in servers(servers_state, found)),
             backends=frozenset(backends),
             queued=backends,

@@ -87,6 +87,8 @@ class Replica:
                 return web.Response(body=bytes(LARGE))
             case "missing":
                 return web.Response(status=404)
+            case "tokens":
+                return web.Response(headers={"x-pierhead-tokens": request.query["used"]})
             case "socket":
                 socket = web.WebSocketResponse()
                 await socket.prepare(request)
@@ -274,7 +276,9 @@ class GrpcReplica:
         self.address = f"{host}:{self.server.add_insecure_port(f'{host}:0')}"
 
     async def _unary(self, request: bytes, context: Any) -> bytes:
-        sent = " ".join(f"{name}={text}" for name, text in context.invocation_metadata() if "forwarded" in name)
+        told = ("forwarded", "pierhead", "authorization")
+        metadata = context.invocation_metadata()
+        sent = " ".join(f"{name}={text}" for name, text in metadata if any(word in name for word in told))
         context.set_trailing_metadata((("replica", self.name), ("received", sent)))
         return request
 

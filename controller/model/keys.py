@@ -1,0 +1,52 @@
+"""Keys of clients: who may call the services that ask for one (x-serve.auth: key), and how much. Pure.
+
+The state and HAProxy know the SHA-256 of a key alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import astuple, dataclass, field
+
+
+def digest_of(key: str) -> str:
+    """The hash of a key, which the state and HAProxy know in its place."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceKey:
+    """One key. A limit of 0 is none."""
+
+    name: str
+    digest: str = field(repr=False)
+    """SHA-256 of the key, in hexadecimal digits. Enough for a random key of 256 bits."""
+    made_at: float
+    """Unix time, as `ends_at`."""
+    services: tuple[str, ...] = ()
+    """Those that it opens; () = every one."""
+    models: tuple[str, ...] = ()
+    """Names and patterns ("qwen*") of the language models that it may use; () = all."""
+    per_minute: int = 0
+    """Requests."""
+    tokens_per_minute: int = 0
+    """Of language models."""
+    concurrent: int = 0
+    """Requests at a time."""
+    ends_at: float | None = None
+    """From when on it opens nothing; None = never."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """The keys that are in force."""
+
+    keys: tuple[ServiceKey, ...] = field(default=(), repr=False, compare=False)
+    digest: str = ""
+    """Of all of them; it is never ""."""
+
+    @classmethod
+    def of(cls, keys: tuple[ServiceKey, ...]) -> KeySet:
+        """These keys, with their digest."""
+        return cls(keys, hashlib.sha256(json.dumps(sorted(map(astuple, keys))).encode()).hexdigest()[:16])
