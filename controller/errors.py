@@ -33,6 +33,12 @@ class UnknownService(InvalidRequest):
     http_status = 404
 
 
+class UnknownKey(InvalidRequest):
+    """There is no key of that name."""
+
+    http_status = 404
+
+
 class NoReadyReplica(ControllerError):
     """No replica of the service is ready for what was asked; nothing was changed."""
 

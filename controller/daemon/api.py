@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Final
 
 from aiohttp import web
 from pierhead.json_data import not_json
@@ -25,7 +25,6 @@ from ..build import BUILD_HEADER, current_build
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
-from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
 from ..status import documents
 from ..status.publisher import Publisher
@@ -34,18 +33,26 @@ from ..status.records.document import as_json
 from ..status.records.services import Nodes, Services
 from ..storage.events import EventLog
 from .apply import Executor
+from .bodies import (
+    AUTO,
+    deployment_in,
+    fault_in,
+    force_in,
+    key_in,
+    labels_in,
+    nothing_in,
+    operation_in,
+    replicas_in,
+    version_in,
+)
 from .callers import Gatekeeper
 from .commands import Commands
 
 logger = logging.getLogger(__name__)
 
-AUTO: Final = "auto"
-"""In place of a number of replicas: the files or the autoscaler decide again."""
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
-LONGEST_FAULT = 500
-LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
 BODY_LIMIT = 64 * 1024
 MOST_OF_BODY = 300
 """Characters of a change that its event has."""
@@ -103,6 +110,9 @@ class Api:
                 web.post("/api/v1/nodes/{node}/drain", self.drain_node),
                 web.post("/api/v1/nodes/{node}/activate", self.activate_node),
                 web.put("/api/v1/nodes/{node}/labels", self.label_node),
+                web.get("/api/v1/keys", self.keys),
+                web.post("/api/v1/keys", self.make_key),
+                web.delete("/api/v1/keys/{key}", self.revoke_key),
                 web.get("/api/v1/plan", self.plan),
                 web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
@@ -273,6 +283,22 @@ class Api:
         message = await change
         return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
+    async def keys(self, request: web.Request) -> web.Response:
+        """The keys of clients, without the keys themselves, which nobody has but their owners."""
+        return answer(answers.Keys(self._wall(), tuple(map(documents.key_document, self._commands.keys.listed()))))
+
+    async def make_key(self, request: web.Request) -> web.Response:
+        """Make a key for clients; this answer alone has it."""
+        made, key = self._commands.keys.make(key_in(await self._body(request)))
+        return answer(changes.MadeKey(key, documents.key_document(made)))
+
+    async def revoke_key(self, request: web.Request) -> web.Response:
+        """Revoke a key of clients: it opens nothing any more."""
+        name = request.match_info["key"]
+        nothing_in(await self._body(request))
+        self._commands.keys.revoke(name)
+        return answer(changes.Revoked(name), 202)
+
     async def logs(self, request: web.Request) -> web.Response:
         """The last log lines of a service's replicas."""
         name = request.match_info["name"]
@@ -402,106 +428,6 @@ def kinds_in(text: str | None) -> frozenset[str] | None:
     return kinds
 
 
-def replicas_in(body: bytes) -> int | None:
-    """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
-    replicas = _document(body, '{"replicas": 2}', "replicas", is_required=True)["replicas"]
-    if replicas == AUTO:
-        return None
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
-        raise InvalidRequest(
-            f'replicas: expected an integer from 0 to {MOST_REPLICAS}, or "auto", found {_shown(replicas)}'
-        )
-    return replicas
-
-
-def deployment_in(body: bytes) -> tuple[list[str] | None, bool]:
-    """Return the names of {"services": [...], "now": true}, None for none, and `now`; raises InvalidRequest."""
-    document = _document(body, '{"services": ["ranker"], "now": true} or {}', "services", "now")
-    names, now = document.get("services"), _flag(document, "now")
-    if names is None:
-        return None, now
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise InvalidRequest(f"services: expected a list of names of services, found {_shown(names)}")
-    return list(dict.fromkeys(names)), now
-
-
-def version_in(body: bytes) -> str | None:
-    """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
-    version = _document(body, '{"to": "1a2b3c4d"} or {}', "to").get("to")
-    if version is not None and not (isinstance(version, str) and version):
-        raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
-    return version
-
-
-def operation_in(body: bytes) -> changes.Operate:
-    """Return the operation of {"operation": "sleep", "level": 1, "timeout_s": 300}; raises InvalidRequest."""
-    example = '{"operation": "sleep", "level": 1, "timeout_s": 300}'
-    document = _document(body, example, "operation", "level", "timeout_s", is_required=True)
-    wanted, known = changes.Operate(**{"operation": None, **document}), get_args(changes.LLMOperation)
-    level, timeout_s = wanted.level, wanted.timeout_s
-    if wanted.operation not in known:
-        raise InvalidRequest(f"operation: expected one of {', '.join(known)}, found {_shown(wanted.operation)}")
-    if "level" in document and wanted.operation != "sleep":
-        raise InvalidRequest(f"level: expected with sleep alone, found it with {wanted.operation}")
-    if not isinstance(level, int) or isinstance(level, bool) or level not in (1, 2):
-        raise InvalidRequest(f"level: expected 1 or 2, found {_shown(level)}")
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not LEAST_OPERATION_S <= timeout_s <= LONGEST_OPERATION_S:
-        bounds = f"from {LEAST_OPERATION_S} to {LONGEST_OPERATION_S}"
-        raise InvalidRequest(f"timeout_s: expected a number {bounds}, found {_shown(timeout_s)}")
-    return wanted
-
-
-def fault_in(body: bytes) -> str | None:
-    """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
-    document = _document(body, '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}', "fault")
-    found = document.get("fault", "")
-    fault = one_line(found) if isinstance(found, str) else found
-    if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
-        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
-    return fault
-
-
-def force_in(body: bytes) -> bool:
-    """Return the value of {"force": true}, False for {}; raises InvalidRequest."""
-    return _flag(_document(body, '{"force": true} or {}', "force"), "force")
-
-
-def labels_in(body: bytes) -> dict[str, str | None]:
-    """Return the labels of {"labels": {...}}; raises InvalidRequest."""
-    labels = _document(body, '{"labels": {"zone": "a", "old": null}}', "labels", is_required=True)["labels"]
-    if not isinstance(labels, dict) or not labels:
-        raise InvalidRequest(f"labels: expected at least one, found {_shown(labels)}")
-    for key, value in labels.items():
-        if value is not None and not isinstance(value, str):
-            raise InvalidRequest(f"labels.{key}: expected text or null, found {_shown(value)}")
-    return labels
-
-
-def nothing_in(body: bytes) -> None:
-    """Raise InvalidRequest for anything but {} or no body."""
-    _document(body, "{}")
-
-
-def _document(body: bytes, example: str, *keys: str, is_required: bool = False) -> Mapping[str, Any]:
-    """Return a JSON object that has no other keys. No body counts as {} unless the key is required."""
-    try:
-        document = json.loads(body if is_required else body or b"{}")
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"body: expected JSON such as {example}, found something else") from None
-    if not isinstance(document, dict) or not set(document) <= set(keys) or (is_required and not document):
-        raise InvalidRequest(f"body: expected {example} and nothing else, found {_shown(document)}")
-    return document
-
-
-def _flag(document: Mapping[str, Any], key: str) -> bool:
-    """Return a key's value, False where it is absent; raises InvalidRequest."""
-    flag = document.get(key, False)
-    if not isinstance(flag, bool):
-        raise InvalidRequest(f"{key}: expected true or false, found {_shown(flag)}")
-    return flag
-
-
 # --------------------------------------------------------------------------------------------------------------- words
 
 
@@ -513,11 +439,6 @@ def _integer(request: web.Request, name: str, default: int, least: int, most: in
     if number is None or not least <= number <= most:
         raise InvalidRequest(f"{name}: expected an integer from {least} to {most}, found {text[:40]!r}")
     return number
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _snake(words: str) -> str:

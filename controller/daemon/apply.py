@@ -42,6 +42,7 @@ from ..model.actions import (
     StartContainer,
     UpdateNode,
     WakeReplica,
+    WriteKeys,
     WriteRouting,
     action_name,
 )
@@ -76,6 +77,7 @@ TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
         RemoveContainer: 60.0,
         BeginRetirement: 10.0,
         DeleteServer: 30.0,
+        WriteKeys: 60.0,
         WriteRouting: 60.0,
         GiveUserConfig: 3.0,
         PutToSleep: 3.0,
@@ -347,6 +349,7 @@ class Performer:
                 | SetWaitingRoom()
                 | ShutdownSessions()
                 | DeleteServer()
+                | WriteKeys()
                 | WriteRouting()
             ):
                 await self._router.perform(action)

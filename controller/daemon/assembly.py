@@ -10,6 +10,7 @@ from functools import partial
 from ..desired.deployer import Deployer
 from ..desired.desired import Desirer
 from ..desired.functions import FunctionCalls, Functions, Run, in_thread
+from ..desired.keys import KeysInForce
 from ..desired.measurements import Measurements, Query
 from ..desired.policies import Policies
 from ..desired.remaining import RemainingServices
@@ -160,7 +161,8 @@ def assemble(
 
     remaining = RemainingServices(store.revisions, deployer.state, discovery_state.callers)
     routing_hash, silence_s = at.router.routing_hash, world.router_silence_s
-    desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, obsolete_failures, silence_s)
+    keys = KeysInForce(store.service_keys, wall)
+    desirer = Desirer(store, events, scaler, deployer, remaining, keys, routing_hash, obsolete_failures, silence_s)
     tell = world.give, world.tell_to_sleep, prober.learn
     performer = Performer(at.engine, at.router, store, events, world.project, *tell, at.acts, clock)
 
@@ -197,6 +199,7 @@ def assemble(
         loop.look_again,
         nodes,
         clock,
+        wall,
     )
     return Controller(
         loop=loop,

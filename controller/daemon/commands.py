@@ -21,6 +21,7 @@ from ..observe.snapshot import Observer
 from ..status.records import changes
 from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
+from .keys import KeyCommands
 from .llm_replicas import LLMReplica, OperateReplica
 from .nodes import NodeCommands
 
@@ -29,7 +30,7 @@ from .nodes import NodeCommands
 class Commands:
     """Each command checks its arguments, changes the store and wakes the loop, which carries the change out.
 
-    `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's.
+    `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's, `wall` the machine's.
     """
 
     _store: StateStore
@@ -44,6 +45,10 @@ class Commands:
     _look_again: Callable[[], Awaitable[None]]
     nodes: NodeCommands
     _clock: Callable[[], float]
+    _wall: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.keys = KeyCommands(self._store, self.known, self._wake, self._wall)
 
     async def stored(self) -> None:
         """Return when the changes so far are stored. Raises StoreError."""

@@ -15,6 +15,7 @@ from ..storage.store import Override, StateStore
 from .demands import Demands
 from .deployer import Deployer, or_later
 from .edge import edge_spec
+from .keys import KeysInForce
 from .remaining import RemainingServices
 from .scaler import Scaler
 from .targets import switched_off, targets_of, together
@@ -34,6 +35,7 @@ class Desirer:
     _scaler: Scaler
     _deployer: Deployer
     _remaining: RemainingServices
+    _keys: KeysInForce
     _routing_hash: RoutingHash
     _obsolete_failures: ObsoleteFailures
     _router_silence_s: float
@@ -65,6 +67,7 @@ class Desirer:
             targets=targets,
             goals={name: goal for name, goal in directions.goals.items() if name in services},
             switched_off=switched_off(spec.services, targets, overrides),
+            keys=self._keys.now(services.values()),
             barred=directions.barred,
             remaining=remaining.callers,
             routing_hash=self._routing_hash(services.values()),

@@ -220,6 +220,7 @@ def _service(
         strip_prefix=block.strip_prefix,
         grpc_services=tuple(block.grpc_services),
         application=block.application,
+        auth=block.auth,
         max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
@@ -381,11 +382,13 @@ def _check_protocol(path: str, block: ServeBlock, problems: Problems) -> None:
         problems.add(
             at(path, "application"), "is how gRPC clients choose between services, and this one has no grpc_services"
         )
-    if block.router.replica_header and block.route is None and not block.grpc_services:
-        problems.add(
-            at(path, "router.replica_header"),
-            "is for requests from outside, and none come here: this service has no route and no grpc_services",
-        )
+    for_outside = {"router.replica_header": block.router.replica_header, "auth": block.auth != "none"}
+    for key, is_written in for_outside.items():
+        if is_written and block.route is None and not block.grpc_services:
+            problems.add(
+                at(path, key),
+                "is for requests from outside, and none come here: this service has no route and no grpc_services",
+            )
 
 
 def _check_process(path: str, block: ServeBlock, problems: Problems) -> None:

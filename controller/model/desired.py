@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .keys import NO_KEYS, KeySet
 from .observed import Observed
 from .spec import ServiceSpec
 from .world import FailureKey, current_version
@@ -56,6 +57,8 @@ class Desired:
     """Services that stay at 0 replicas until an operator or the files change that: no request wakes them."""
     routing_hash: str = ""
     """Hash of the HAProxy configuration that these services need; "" = do not compare."""
+    keys: KeySet = NO_KEYS
+    """The clients' keys in force; without a digest, as no service asks for one: do not compare."""
     barred: Mapping[FailureKey, str] = field(default_factory=dict)
     """Versions whose replicas get no request, by service and version, and why: their contract is incompatible with
     that of the version that serves, or was not compared yet."""

@@ -7,12 +7,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import secrets
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from typing import Any
+
+NAME = re.compile(r"[A-Za-z0-9._@-]{1,63}")
+MODEL = re.compile(r"[A-Za-z0-9._:/@*?\[\]!-]{1,200}")
+"""A model's name, or a pattern."""
+DAY_S = 86_400.0
+
+
+def random_key() -> str:
+    """A new key of a client."""
+    return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def digest_of(key: str) -> str:
     """The hash of a key, which the state and HAProxy know in its place."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key to make. A limit of 0 is none; no services, or no models: every one."""
+
+    name: str
+    services: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrent: int = 0
+    days: int = 0
+    """How long it is in force; 0 = for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +66,25 @@ class ServiceKey:
     """From when on it opens nothing; None = never."""
 
 
+def key_of(plain: Mapping[str, Any]) -> ServiceKey:
+    """A key from `asdict` of it, perhaps by way of JSON. Raises TypeError."""
+    lists = {name: tuple(plain[name]) for name in ("services", "models") if name in plain}
+    return ServiceKey(**{**plain, **lists})
+
+
 @dataclass(frozen=True, slots=True)
 class KeySet:
     """The keys that are in force."""
 
     keys: tuple[ServiceKey, ...] = field(default=(), repr=False, compare=False)
     digest: str = ""
-    """Of all of them; it is never ""."""
+    """Of all of them; "" for NO_KEYS alone."""
 
     @classmethod
     def of(cls, keys: tuple[ServiceKey, ...]) -> KeySet:
         """These keys, with their digest."""
         return cls(keys, hashlib.sha256(json.dumps(sorted(map(astuple, keys))).encode()).hexdigest()[:16])
+
+
+NO_KEYS = KeySet()
+"""Nothing asks for one."""

@@ -28,7 +28,15 @@ from .machine import MachineBudget
 from .outlook import ServiceOutlook, bounds_of
 from .placement import GpuBudget
 from .retire import retire
-from .route import delete_ghost_servers, register, remove_strays, restart_router, set_waiting_rooms, write_routing
+from .route import (
+    delete_ghost_servers,
+    register,
+    remove_strays,
+    restart_router,
+    set_waiting_rooms,
+    write_keys,
+    write_routing,
+)
 from .sleep import wake_again
 from .start import mends, start_created, start_missing, start_rest, start_successors
 from .swaps import hold_for_next_try
@@ -44,6 +52,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     gpus, machine = GpuBudget.of(observed, now), MachineBudget.of(observed, now)
     draft = Draft(desired=desired, observed=observed, now=now, gpus=gpus, machine=machine)
     restart_router(draft)
+    write_keys(draft)
     write_routing(draft)
     set_waiting_rooms(draft)
     remove_strays(draft)

@@ -30,6 +30,8 @@ class Draft:
     let_go: set[str] = field(default_factory=set)
     """Ids of the replicas that sleep and that this plan stops."""
     next_look_s: float | None = None
+    keys_step: int | None = None
+    """The step that gives HAProxy other keys of clients."""
     routing_step: int | None = None
     """The step that gives HAProxy other routes."""
     busy: frozenset[str] = field(init=False)

@@ -8,6 +8,7 @@ from ..model.actions import (
     RestartRouter,
     SetServerWeight,
     SetWaitingRoom,
+    WriteKeys,
     WriteRouting,
 )
 from ..model.phases import Phase
@@ -138,6 +139,16 @@ def _server_weights(outlook: ServiceOutlook) -> tuple[int, int]:
 # Routes: what HAProxy serves as a whole, and which services hold requests until a replica is ready.
 
 
+def write_keys(draft: Draft) -> None:
+    """Plan that HAProxy gets the clients' keys where it has others, before it has routes that ask for them."""
+    routing, wanted = draft.observed.routing, draft.desired.keys
+    if not draft.routing_usable or routing is None or not wanted.digest or routing.keys == wanted.digest:
+        return
+    if not any(isinstance(action, WriteKeys) for action in draft.observed.in_progress):
+        cause = f"HAProxy has the keys {routing.keys or 'of nobody'}, wanted are {wanted.digest}"
+        draft.keys_step = draft.add(WriteKeys(target="keys", keys=wanted, cause=cause))
+
+
 def write_routing(draft: Draft) -> None:
     """Plan another configuration where the services need other routes than HAProxy has."""
     routing = draft.observed.routing
@@ -148,7 +159,7 @@ def write_routing(draft: Draft) -> None:
     routed = tuple(spec for _, spec in sorted(draft.desired.services.items()) if spec.is_routed)
     cause = f"HAProxy runs routes {routing.routing_hash or 'none'}, the services need {draft.desired.routing_hash}"
     action = WriteRouting(target="routing", services=routed, routing_hash=draft.desired.routing_hash, cause=cause)
-    draft.routing_step = draft.add(action)
+    draft.routing_step = draft.add(action, draft.keys_step)
 
 
 def set_waiting_rooms(draft: Draft) -> None:

@@ -23,7 +23,9 @@ from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
 
 ServerAction = AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer
-RoutingAction = ServerAction | SetWaitingRoom | WriteKeys | WriteRouting
+ProcessAction = ServerAction | SetWaitingRoom | WriteKeys
+"""What the runtime API of one HAProxy does."""
+RoutingAction = ProcessAction | WriteRouting
 
 
 class Router(Protocol):

@@ -52,24 +52,31 @@ def file_text(wanted: Mapping[str, str]) -> str:
 
 
 async def write(runtime: RuntimeSocket, wanted: Mapping[str, str], digest: str) -> None:
-    """Have the process know these entries and no others; nothing but the note that it does where its configuration has
-    no map, as no service asks for a key. Raises RoutingError, RoutingUnreachable.
+    """Have the process know these entries and no others. Nothing where its configuration has no map, as an earlier
+    build's: the next one has it. Raises RoutingError, RoutingUnreachable.
     """
+    found = await known(runtime)
+    if found is None:
+        return
+    for lines in _together(commands(found, wanted)):
+        await runtime.ask_all(lines)
+    await runtime.ask_all(("experimental-mode on", f"set var proc.pierhead_keys str({digest})"))
+
+
+async def known(runtime: RuntimeSocket) -> dict[str, str] | None:
+    """The entries that the process has; None where it has no map. Raises RoutingError, RoutingUnreachable."""
     try:
         shown = await runtime.ask(f"show map {MAP}")
     except CommandRefused as error:
         if _ABSENT not in error.answer:
             raise
-        shown, wanted = "", {}
+        return None
     # Each line has an address, the key and the value.
-    found = {parts[1]: parts[2] for line in shown.splitlines() if len(parts := line.split()) == 3}
-    for lines in _together(_commands(found, wanted)):
-        await runtime.ask_all(lines)
-    await runtime.ask_all(("experimental-mode on", f"set var proc.pierhead_keys str({digest})"))
+    return {parts[1]: parts[2] for line in shown.splitlines() if len(parts := line.split()) == 3}
 
 
-def _commands(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """What ends goes first: a revoked key must not wait for new ones."""
+def commands(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    """Those that lead from one map to another. What ends goes first: a revoked key must not wait for new ones."""
     yield from (f"del map {MAP} {key}" for key in found if key not in wanted)
     for key, entry in wanted.items():
         if key not in found:

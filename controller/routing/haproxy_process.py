@@ -28,7 +28,7 @@ from . import haproxy_config as config
 from . import haproxy_keys
 from . import haproxy_state as state
 from . import haproxy_text as text
-from .base import ServerAction
+from .base import ProcessAction, ServerAction
 from .haproxy_socket import Address, CommandRefused, MasterSocket, RuntimeSocket, command
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class HAProxyProcess:
             ),
         )
 
-    async def perform(self, action: ServerAction | SetWaitingRoom | WriteKeys) -> None:
+    async def perform(self, action: ProcessAction) -> None:
         """See `Router.perform`. Raises RoutingError (with the command and HAProxy's answer), RoutingUnreachable."""
         if isinstance(action, SetWaitingRoom):
             async with self.one_at_a_time():

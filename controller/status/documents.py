@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import fields
 from typing import Literal
 
 from ..model.actions import Action, action_name
+from ..model.keys import ServiceKey
 from ..model.reports import RolloutStatus
 from ..model.spec import ServiceSpec, backend_name
 from ..model.world import RoutingState
@@ -16,6 +18,7 @@ from .records.answers import (
     ActionDocument,
     EventDocument,
     HAProxyProcess,
+    KeyDocument,
     PlanDocument,
     ReplicaLog,
     Route,
@@ -97,6 +100,11 @@ def event_document(stored: StoredEvent) -> EventDocument:
 
 
 _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
+
+
+def key_document(key: ServiceKey) -> KeyDocument:
+    """A key of clients, without its hash."""
+    return KeyDocument(**{each.name: getattr(key, each.name) for each in fields(KeyDocument)})
 
 
 def timed_lines(text: str) -> Iterator[tuple[str, str]]:

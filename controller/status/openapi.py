@@ -14,6 +14,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from ..build import current_build
+from ..model.keys import NewKey
 from .records import answers, changes, services
 from .records.document import Document
 
@@ -23,6 +24,7 @@ _REF = "#/components/schemas/{model}"
 _IN_PATHS = {
     "name": "A service's name.",
     "uuid": "A GPU's UUID, as `pierhead gpus` lists it.",
+    "key": "The name of a client's key.",
     "node": "A node's name, as `pierhead nodes` lists it, or its id.",
 }
 _WHO_MAY = (
@@ -88,6 +90,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "drain_node": Operation(changes.NodeAsked, changes.Drain),
     "activate_node": Operation(changes.NodeAsked, changes.Nothing),
     "label_node": Operation(changes.NodeAsked, changes.Labels),
+    "keys": Operation(answers.Keys),
+    "make_key": Operation(changes.MadeKey, NewKey, is_done=True),
+    "revoke_key": Operation(changes.Revoked, changes.Nothing),
     "plan": Operation(
         answers.PlanDocument,
         query=(Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"}),),

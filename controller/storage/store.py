@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from ..model.desired import Revision
+from ..model.keys import ServiceKey, key_of
 from ..model.reports import Event
 from ..model.text import storable
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
@@ -64,6 +65,8 @@ class StateStore:
         """The records of versions, by service and version: a service can go back to those."""
         self.gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
         """Marks on GPUs, by UUID."""
+        self.service_keys: RowKind[str, ServiceKey] = RowKind(rows, "service_key", key_of, asdict, asked=True)
+        """Keys of clients, by name."""
         self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)
         self._keys: RowKind[str, str] = RowKind(rows, "key", str, _same)
         self._last_seq = rows.last_seq

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..model.keys import NewKey
 from ..status.records import answers, changes
 from ..status.records.document import read
 from ..status.records.services import Nodes, Service, Services
@@ -79,6 +80,18 @@ class ControllerApi:
     def operate(self, service: str, wanted: changes.Operate) -> changes.Operated:
         """Have every ready replica of a language model do something."""
         return read(changes.Operated, self._client.post(service_path(service, "operations"), wanted))
+
+    def keys(self) -> answers.Keys:
+        """The keys of clients."""
+        return read(answers.Keys, self._client.get("/api/v1/keys"))
+
+    def make_key(self, wanted: NewKey) -> changes.MadeKey:
+        """Make a key for clients."""
+        return read(changes.MadeKey, self._client.post("/api/v1/keys", wanted))
+
+    def revoke_key(self, name: str) -> changes.Revoked:
+        """Revoke a key of clients."""
+        return read(changes.Revoked, self._client.delete(f"/api/v1/keys/{segment(name)}"))
 
     def mark(self, uuid: str, fault: str | None) -> changes.Marked:
         """Mark a GPU as faulty; None: take the mark away."""

@@ -82,6 +82,10 @@ class ControllerClient:
         """Ask for an operation. Raises CommandError and its kinds."""
         return self._change("POST", path, document)
 
+    def delete(self, path: str) -> Any:
+        """Ask for an end. Raises CommandError and its kinds."""
+        return self._change("DELETE", path, {})
+
     def _change(self, method: str, path: str, document: object) -> Any:
         try:
             return self._send(method, path, out.json_text(document).encode(), self._change_timeout_s)

@@ -28,6 +28,11 @@ def kinds(incomplete: str) -> list[str]:
     return sorted(set(_offered("/api/v1/events?limit=1000", "events", "kind", incomplete)))
 
 
+def keys(incomplete: str) -> list[str]:
+    """Return the names of the keys that begin with `incomplete`."""
+    return _offered("/api/v1/keys", "keys", "name", incomplete)
+
+
 def nodes(incomplete: str) -> list[str]:
     """Return the names of the nodes that begin with `incomplete`."""
     return _offered("/api/v1/nodes", "nodes", "name", incomplete)

@@ -15,7 +15,7 @@ GROUPS: Final = {
     "What runs": ("status", "why", "top", "logs", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan"),
     "Changes": (
         *("scale", "deploy", "promote", "abort", "rollback", "restart", "wait-ready"),
-        *("mark", "unmark", "node", "llm"),
+        *("mark", "unmark", "node", "llm", "keys"),
     ),
     "Files and tools": ("validate", "schema", "simulate", "token", "completion"),
 }

@@ -21,7 +21,7 @@ from .prometheus import QueryResult
 
 if TYPE_CHECKING:
     from ..model.world import Server
-    from ..status.records.answers import Revisions, Route, Routes
+    from ..status.records.answers import Keys, Revisions, Route, Routes
     from ..status.records.services import GpuUse, NodeStatus, Service, Services
 
 _STATES = {
@@ -266,6 +266,32 @@ def revisions(document: Revisions, width: int) -> Iterator[RenderableType]:
             revision.image or "-",
             str(revision.image_id or "-").removeprefix("sha256:")[:12],
             ", ".join(marks) or "-",
+        )
+    yield from listing.render(width)
+
+
+def keys(document: Keys, width: int) -> Iterator[RenderableType]:
+    """Yield the keys of clients: what each opens, and its limits."""
+    if not document.keys:
+        yield Text("there are no keys; `pierhead keys create NAME` makes one")
+        return
+    listing = CellTable(
+        ("KEY", "OPENS", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "AT A TIME", "AGE", "ENDS"),
+        optional=("MODELS", "AGE", "TOKENS/MIN"),
+    )
+    for key in document.keys:
+        limits = (key.per_minute, key.tokens_per_minute, key.concurrent)
+        listing.add(
+            key.name,
+            ", ".join(key.services) or "every service",
+            ", ".join(key.models) or "all",
+            *(str(limit or "-") for limit in limits),
+            age(key.made_at, document.at),
+            "-"
+            if key.ends_at is None
+            else "ended"
+            if key.ends_at <= document.at
+            else f"in {age(document.at, key.ends_at)}",
         )
     yield from listing.render(width)
 

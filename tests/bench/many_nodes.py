@@ -186,7 +186,7 @@ class TextEdge(FakeEdge):
             *(f"{name},BACKEND,0,0,0,0{',' * 96}\n" for name in state.backends),
         ]
         routing = f"proc.pierhead_routing: type=str value=<{state.routing_hash}>"
-        return routing_state(INFO, routing, STATES_HEAD + "".join(row[0] for row in rows), "".join(stat), HELD_HEAD)
+        return routing_state(INFO, routing, "", STATES_HEAD + "".join(row[0] for row in rows), "".join(stat), HELD_HEAD)
 
 
 @cache

@@ -234,8 +234,9 @@ async def test_grpc(edge: Edge) -> None:
         await edge.add("echo", "echo-1", replica.address)
         await know(edge, key("team", per_minute=2), key("other", services=("web",)))
         async with grpc.aio.insecure_channel(f"{edge.container.ip}:9000") as channel:
-            echo = channel.unary_unary("/test.Echo/Unary")
-            for sent in ((), (("authorization", "Bearer nobody's"),)):
+            echo: Any = channel.unary_unary("/test.Echo/Unary")
+            refused: tuple[Any, ...] = ((), (("authorization", "Bearer nobody's"),))
+            for sent in refused:
                 error = await refusal(echo(b"x", metadata=sent))
                 assert (error.code(), "echo needs a key" in (error.details() or "")) == (
                     grpc.StatusCode.UNAUTHENTICATED,

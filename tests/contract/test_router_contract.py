@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controller.errors import RoutingError
@@ -12,7 +14,9 @@ from controller.model.actions import (
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
+    WriteKeys,
 )
+from controller.model.keys import KeySet, ServiceKey, digest_of
 from controller.model.world import Server, ServerState
 from controller.routing.base import Router
 from controller.routing.haproxy import HAProxyRouter
@@ -111,3 +115,12 @@ async def test_what_is_gone_needs_no_drain_and_no_deletion(router: Router) -> No
         await router.perform(ShutdownSessions(target="echo-1", backend=BACKEND))
         await router.perform(DeleteServer(target="echo-1", backend=BACKEND))
         assert (await observe(router)).servers == ()
+
+
+async def test_keys_are_written_and_read_back_and_outlive_other_routes(router: Router) -> None:
+    for names in (("a",), ("a", "b"), ()):
+        keys = KeySet.of(tuple(ServiceKey(name, digest_of(name), 0.0) for name in names))
+        for services in ((ECHO,), (replace(ECHO, auth="key"), OTHER)):
+            await write_routes(router, *services)
+            await router.perform(WriteKeys(target="keys", keys=keys))
+            assert (await observe(router)).keys == keys.digest

@@ -16,8 +16,10 @@ from controller.model.actions import (
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
+    WriteKeys,
     WriteRouting,
 )
+from controller.model.keys import NO_KEYS, KeySet
 from controller.model.spec import ServiceSpec, backend_name
 from controller.model.world import HeldRequests, RoutingState, Server, ServerState
 from controller.routing.base import RoutingAction
@@ -38,6 +40,7 @@ class FakeRouter:
     servers: dict[tuple[str, str], Server] = field(default_factory=dict)
     backends: frozenset[str] = frozenset()
     hash: str = ""
+    keys: KeySet = NO_KEYS
     done: list[RoutingAction] = field(default_factory=list)
     failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
     answers: Callable[[str], bool] = lambda name: True
@@ -66,7 +69,16 @@ class FakeRouter:
         held = {backend: HeldRequests() if backend in taking else held for backend, held in self.held.items()}
         pid, closed = self.pid, frozenset(self.closed)
         return RoutingState(
-            pid, float(pid), "3.0.11", self.hash, servers, self.backends, held=held, closed=closed, away=self.away
+            pid,
+            float(pid),
+            "3.0.11",
+            self.hash,
+            servers,
+            self.backends,
+            held=held,
+            closed=closed,
+            keys=self.keys.digest,
+            away=self.away,
         )
 
     async def http_is_silent(self) -> bool:
@@ -90,6 +102,8 @@ class FakeRouter:
                 self.hash = action.routing_hash
                 self.backends = frozenset(backend_name(service.name) for service in action.services)
                 self.closed.clear()  # a new worker begins with all of them open
+            case WriteKeys():
+                self.keys = action.keys
             case SetWaitingRoom():
                 (self.closed.discard if action.is_open else self.closed.add)(action.backend)
             case AddServer():

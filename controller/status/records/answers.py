@@ -52,6 +52,28 @@ class Revisions(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyDocument(Document):
+    """A key of clients. A limit of 0 is none; no services, or no models: every one."""
+
+    name: str
+    services: tuple[str, ...]
+    models: tuple[str, ...]
+    per_minute: int
+    tokens_per_minute: int
+    concurrent: int
+    made_at: float
+    ends_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys(Document):
+    """The keys of clients, by name."""
+
+    at: float
+    keys: tuple[KeyDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ActionDocument(Document):
     """One action of the controller."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .answers import KeyDocument
 from .document import Document
 
 LLMOperation = Literal["sleep", "wake", "reset_prefix_cache"]
@@ -132,3 +133,19 @@ class NodeAsked(Document):
 
     node: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey(Document):
+    """A new key."""
+
+    key: str
+    """What its owner sends; it is shown this once."""
+    about: KeyDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked(Document):
+    """The key opens nothing any more."""
+
+    name: str

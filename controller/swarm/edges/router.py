@@ -23,7 +23,7 @@ from ...model.spec import ServiceSpec, backend_name
 from ...model.world import EdgePlace, RoutingState, ServerState
 from ...routing import haproxy_config as config
 from ...routing import haproxy_text as text
-from ...routing.base import RoutingAction, ServerAction
+from ...routing.base import ProcessAction, RoutingAction
 from ...routing.haproxy_process import HAProxyProcess
 from ...routing.haproxy_socket import CommandRefused, TlsPeer, command
 from ...settings import DEFAULT_LIMITS, EdgeLimits
@@ -325,7 +325,7 @@ class EdgesRouter:
             raise RoutingError(_words(counted or refusals))
 
     async def _perform_at(
-        self, name: str, action: ServerAction | SetWaitingRoom, state: RoutingState, whole: RoutingState
+        self, name: str, action: ProcessAction, state: RoutingState, whole: RoutingState
     ) -> RoutingError | None:
         edge = self._edges.get(name)
         if edge is None:
@@ -339,9 +339,7 @@ class EdgesRouter:
             return error
         return None
 
-    def _for_edge(
-        self, name: str, action: ServerAction | SetWaitingRoom, state: RoutingState, whole: RoutingState
-    ) -> ServerAction | SetWaitingRoom:
+    def _for_edge(self, name: str, action: ProcessAction, state: RoutingState, whole: RoutingState) -> ProcessAction:
         """The action as this edge has to carry it out: with its share, and with a server that it lacks."""
         if isinstance(action, SetServerState) and action.state is ServerState.READY:
             action = self._addition(action, state, whole) or action

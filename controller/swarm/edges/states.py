@@ -52,6 +52,7 @@ def merged(states: Mapping[str, RoutingState], published: str) -> RoutingState:
         queued=_added(state.queued for state in states.values()),
         held=_held(states.values()),
         closed=frozenset.intersection(*(state.closed for state in current)),
+        keys=min(state.keys for state in current) if len({state.keys for state in current}) == 1 else "",
     )
 
 

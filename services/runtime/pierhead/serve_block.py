@@ -312,6 +312,7 @@ class ServeBlock(KeyBlock):
     strip_prefix: bool = False
     grpc_services: list[Annotated[str, Syntax("grpc_name")]] = field(default_factory=list)
     application: Annotated[str, Syntax("application")] | None = None
+    auth: Literal["none", "key"] = "none"
     max_ongoing_requests: Annotated[int, Between(1, 1_000_000), Variable("PIERHEAD_MAX_ONGOING_REQUESTS")] = 100
     max_queued_requests: Annotated[int, Between(-1, 1_000_000)] = -1
     router: RouterBlock = field(default_factory=RouterBlock)
@@ -371,6 +372,7 @@ class XServe(TypedDict, total=False):
     strip_prefix: bool
     grpc_services: list[str]
     application: str
+    auth: str
     max_ongoing_requests: int
     max_queued_requests: int
     router: Mapping[str, Any]

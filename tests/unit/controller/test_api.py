@@ -14,8 +14,8 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api_tokens import ROLES, digest_of, read_tokens
-from controller.daemon.api import (
-    OPEN_PATHS,
+from controller.daemon.api import OPEN_PATHS
+from controller.daemon.bodies import (
     deployment_in,
     fault_in,
     nothing_in,

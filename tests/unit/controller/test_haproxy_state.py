@@ -26,6 +26,7 @@ svc_echo,BACKEND,4,0,3,9,,UP,1,10,2,3,4,,
 svc_new,BACKEND,0,0,0,0,,DOWN,0,0,0,0,0,,
 unknown_route,BACKEND,0,0,0,0,,UP,0,0,0,0,0,,
 """
+KEYS = "proc.pierhead_keys: type=str value=<0a1b2c3d4e5f6071>"
 HELD = """# backend held served expired left refused closed
 svc_new 12 100 1 2 3 1
 svc_echo 1 0 0 0 0 0
@@ -39,11 +40,12 @@ def test_the_traffic_of_a_worker_that_the_master_was_asked_for_and_of_one_that_h
 
 
 def test_a_snapshot() -> None:
-    assert state.routing_state(INFO, ROUTING, SERVERS, STAT, HELD) == RoutingState(
+    assert state.routing_state(INFO, ROUTING, KEYS, SERVERS, STAT, HELD) == RoutingState(
         pid=11,
         started_at=1795251360.0,
         version="3.0.11-1+deb13u5",
         routing_hash="365ab53adac48011",
+        keys="0a1b2c3d4e5f6071",
         servers=(
             Server(
                 "svc_echo",
@@ -97,8 +99,8 @@ def test_columns_are_found_by_name() -> None:
 
 @pytest.mark.parametrize("broken", range(4))
 def test_what_is_not_haproxy_is_refused(broken: int) -> None:
-    answers = [INFO, ROUTING, SERVERS, STAT, HELD]
-    answers[0 if broken == 0 else broken + 1] = "nonsense\n# nonsense\nnonsense\n"
+    answers = [INFO, ROUTING, KEYS, SERVERS, STAT, HELD]
+    answers[0 if broken == 0 else broken + 2] = "nonsense\n# nonsense\nnonsense\n"
     with pytest.raises(RoutingError, match=r"is this really HAProxy 3\.0 or newer"):
         state.routing_state(*answers)
 

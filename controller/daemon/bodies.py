@@ -1,0 +1,168 @@
+"""The bodies of requests for changes, as what they ask for. Each function raises InvalidRequest for another body, with
+what was expected and what was found. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final, get_args
+
+from ..errors import InvalidRequest
+from ..model.keys import MODEL, NAME, NewKey
+from ..model.spec import MOST_REPLICAS
+from ..model.text import one_line
+from ..status.records import changes
+
+AUTO: Final = "auto"
+"""In place of a number of replicas: the files or the autoscaler decide again."""
+LONGEST_FAULT = 500
+MOST_OF_LIST = 100
+MOST_COUNTED = 1_000_000_000
+"""HAProxy counts with 32 bits."""
+MOST_DAYS = 36_500
+LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
+
+
+def replicas_in(body: bytes) -> int | None:
+    """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
+    replicas = _document(body, '{"replicas": 2}', "replicas", is_required=True)["replicas"]
+    if replicas == AUTO:
+        return None
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
+        raise InvalidRequest(
+            f'replicas: expected an integer from 0 to {MOST_REPLICAS}, or "auto", found {_shown(replicas)}'
+        )
+    return replicas
+
+
+def deployment_in(body: bytes) -> tuple[list[str] | None, bool]:
+    """Return the names of {"services": [...], "now": true}, None for none, and `now`; raises InvalidRequest."""
+    document = _document(body, '{"services": ["ranker"], "now": true} or {}', "services", "now")
+    names, now = document.get("services"), _flag(document, "now")
+    if names is None:
+        return None, now
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"services: expected a list of names of services, found {_shown(names)}")
+    return list(dict.fromkeys(names)), now
+
+
+def version_in(body: bytes) -> str | None:
+    """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
+    version = _document(body, '{"to": "1a2b3c4d"} or {}', "to").get("to")
+    if version is not None and not (isinstance(version, str) and version):
+        raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
+    return version
+
+
+def operation_in(body: bytes) -> changes.Operate:
+    """Return the operation of {"operation": "sleep", "level": 1, "timeout_s": 300}; raises InvalidRequest."""
+    example = '{"operation": "sleep", "level": 1, "timeout_s": 300}'
+    document = _document(body, example, "operation", "level", "timeout_s", is_required=True)
+    wanted, known = changes.Operate(**{"operation": None, **document}), get_args(changes.LLMOperation)
+    level, timeout_s = wanted.level, wanted.timeout_s
+    if wanted.operation not in known:
+        raise InvalidRequest(f"operation: expected one of {', '.join(known)}, found {_shown(wanted.operation)}")
+    if "level" in document and wanted.operation != "sleep":
+        raise InvalidRequest(f"level: expected with sleep alone, found it with {wanted.operation}")
+    if not isinstance(level, int) or isinstance(level, bool) or level not in (1, 2):
+        raise InvalidRequest(f"level: expected 1 or 2, found {_shown(level)}")
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not LEAST_OPERATION_S <= timeout_s <= LONGEST_OPERATION_S:
+        bounds = f"from {LEAST_OPERATION_S} to {LONGEST_OPERATION_S}"
+        raise InvalidRequest(f"timeout_s: expected a number {bounds}, found {_shown(timeout_s)}")
+    return wanted
+
+
+def key_in(body: bytes) -> NewKey:
+    """Return the key of {"name": "team-a", "services": ["web"], "per_minute": 600}; raises InvalidRequest."""
+    example = '{"name": "team-a", "services": ["web"], "per_minute": 600, "days": 90}'
+    document = _document(body, example, *(each.name for each in fields(NewKey)), is_required=True)
+    name = document.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidRequest(f"name: expected 1 to 63 letters, digits and ._@-, found {_shown(name)}")
+    models = _texts(document, "models")
+    for model in models:
+        if not MODEL.fullmatch(model):
+            raise InvalidRequest(f"models: expected names or patterns such as qwen*, found {_shown(model)}")
+    return NewKey(
+        name=name,
+        services=_texts(document, "services"),
+        models=models,
+        per_minute=_whole(document, "per_minute"),
+        tokens_per_minute=_whole(document, "tokens_per_minute"),
+        concurrent=_whole(document, "concurrent"),
+        days=_whole(document, "days", MOST_DAYS),
+    )
+
+
+def fault_in(body: bytes) -> str | None:
+    """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
+    document = _document(body, '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}', "fault")
+    found = document.get("fault", "")
+    fault = one_line(found) if isinstance(found, str) else found
+    if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
+    return fault
+
+
+def force_in(body: bytes) -> bool:
+    """Return the value of {"force": true}, False for {}; raises InvalidRequest."""
+    return _flag(_document(body, '{"force": true} or {}', "force"), "force")
+
+
+def labels_in(body: bytes) -> dict[str, str | None]:
+    """Return the labels of {"labels": {...}}; raises InvalidRequest."""
+    labels = _document(body, '{"labels": {"zone": "a", "old": null}}', "labels", is_required=True)["labels"]
+    if not isinstance(labels, dict) or not labels:
+        raise InvalidRequest(f"labels: expected at least one, found {_shown(labels)}")
+    for key, value in labels.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequest(f"labels.{key}: expected text or null, found {_shown(value)}")
+    return labels
+
+
+def nothing_in(body: bytes) -> None:
+    """Raise InvalidRequest for anything but {} or no body."""
+    _document(body, "{}")
+
+
+def _document(body: bytes, example: str, *keys: str, is_required: bool = False) -> Mapping[str, Any]:
+    """Return a JSON object that has no other keys. No body counts as {} unless the key is required."""
+    try:
+        document = json.loads(body if is_required else body or b"{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"body: expected JSON such as {example}, found something else") from None
+    if not isinstance(document, dict) or not set(document) <= set(keys) or (is_required and not document):
+        raise InvalidRequest(f"body: expected {example} and nothing else, found {_shown(document)}")
+    return document
+
+
+def _texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return a list of texts, each of them once; raises InvalidRequest."""
+    texts = document.get(key, [])
+    if not isinstance(texts, list) or len(texts) > MOST_OF_LIST or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{key}: expected a list of at most {MOST_OF_LIST} names, found {_shown(texts)}")
+    return tuple(dict.fromkeys(texts))
+
+
+def _whole(document: Mapping[str, Any], key: str, most: int = MOST_COUNTED) -> int:
+    """Return a number that bounds something, 0 where there is none; raises InvalidRequest."""
+    number = document.get(key, 0)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+        raise InvalidRequest(f"{key}: expected a whole number up to {most}, or 0 for no limit, found {_shown(number)}")
+    return number
+
+
+def _flag(document: Mapping[str, Any], key: str) -> bool:
+    """Return a key's value, False where it is absent; raises InvalidRequest."""
+    flag = document.get(key, False)
+    if not isinstance(flag, bool):
+        raise InvalidRequest(f"{key}: expected true or false, found {_shown(flag)}")
+    return flag
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

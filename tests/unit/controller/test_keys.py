@@ -1,0 +1,226 @@
+"""Keys of clients: made, listed and revoked by the command and the API, and brought to HAProxy by the loop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.api_tokens import read_tokens
+from controller.daemon import keys as commands
+from controller.daemon.callers import Gatekeeper
+from controller.desired.keys import KeysInForce
+from controller.errors import RoutingError
+from controller.model.actions import WriteKeys, WriteRouting
+from controller.model.keys import DAY_S, NO_KEYS, KeySet, ServiceKey, digest_of
+from controller.routing import haproxy_keys
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.test_api import error_of, serving
+from tests.unit.controller.test_cli import served
+from tests.unit.controller.worlds import service
+
+PATH = "/api/v1/keys"
+WEB = service("web", auth="key")
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, WEB, service("api", replicas=1))
+
+
+def key(name: str, **changes: Any) -> ServiceKey:
+    return ServiceKey(name, digest_of(f"sk-{name}"), 1_000.0, **changes)
+
+
+def known(control: Control) -> set[str]:
+    """The names that HAProxy knows."""
+    return {each.name for each in control.router.keys.keys}
+
+
+async def test_a_key_comes_to_haproxy_and_goes_again(control: Control) -> None:
+    async with serving(control) as client:
+        await until(lambda: control.router.keys.digest)
+        wanted = {"name": "team", "services": ["web"], "per_minute": 600, "days": 2}
+        made = await (await client.post(PATH, json=wanted)).json()
+        await until(lambda: known(control) == {"team"})
+        [there] = control.router.keys.keys
+        assert (there.digest, there.services, there.per_minute) == (digest_of(made["key"]), ("web",), 600)
+        assert made["key"].startswith("sk-")
+        assert there.ends_at == there.made_at + 2 * DAY_S
+        listed = (await (await client.get(PATH)).json())["keys"]
+        assert listed == [made["about"]]
+        for secret in (made["key"], there.digest):
+            assert secret not in json.dumps([listed, await (await client.get("/api/v1/events")).json()])
+        assert (await client.delete(f"{PATH}/team")).status == 202
+        await until(lambda: known(control) == set())
+        assert await error_of(await client.delete(f"{PATH}/teem")) == (
+            404, "unknown_key", "there is no key 'teem'; `pierhead keys list` names all",
+        )  # fmt: skip
+
+
+async def test_keys_survive_the_controller(control: Control) -> None:
+    async with serving(control) as client:
+        await client.post(PATH, json={"name": "team", "models": ["qwen*"]})
+        await until(lambda: known(control) == {"team"})
+    control.router.keys = NO_KEYS
+    async with serving(control) as client:
+        await until(lambda: known(control) == {"team"})
+        assert control.router.keys.keys[0].models == ("qwen*",)
+
+
+async def test_without_a_service_that_asks_for_one_nothing_is_written(control: Control) -> None:
+    control.source.edit(service("web"), service("api", replicas=1))
+    async with serving(control) as client:
+        await client.post(PATH, json={"name": "team"})
+        await control.settled("web", 2)
+        assert not any(isinstance(action, WriteKeys) for action in control.router.done)
+        control.source.edit(WEB, service("api", replicas=1))
+        await until(
+            lambda: control.view.desired and control.router.hash == control.view.desired.routing_hash and known(control)
+        )
+        kinds = [type(action) for action in control.router.done if isinstance(action, WriteKeys | WriteRouting)]
+        assert kinds[-2:] == [WriteKeys, WriteRouting], "no route asks for a key that HAProxy does not have yet"
+
+
+async def test_keys_that_haproxy_refuses_are_tried_again(control: Control) -> None:
+    control.router.failing[WriteKeys] = RoutingError("no")
+    async with serving(control):
+        await until(lambda: any(isinstance(action, WriteKeys) for action in control.router.done))
+        del control.router.failing[WriteKeys]
+        await until(lambda: control.router.keys.digest)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "body: expected"),
+        ({"name": ""}, "name: expected 1 to 63"),
+        ({"name": "a b"}, "name: expected 1 to 63"),
+        ({"name": "a|b"}, "name: expected 1 to 63"),
+        ({"name": 1}, "name: expected 1 to 63"),
+        ({"name": "a", "service": "web"}, "and nothing else"),
+        ({"name": "a", "services": "web"}, "services: expected a list"),
+        ({"name": "a", "services": ["nobody"]}, "there is no service 'nobody'"),
+        ({"name": "a", "models": ["a b"]}, "models: expected names or patterns"),
+        ({"name": "a", "models": ["a;b"]}, "models: expected names or patterns"),
+        ({"name": "a", "models": ["m"] * 101}, "models: expected a list of at most 100"),
+        ({"name": "a", "per_minute": -1}, "per_minute: expected a whole number"),
+        ({"name": "a", "per_minute": 1.5}, "per_minute: expected a whole number"),
+        ({"name": "a", "concurrent": True}, "concurrent: expected a whole number"),
+        ({"name": "a", "tokens_per_minute": 10**12}, "tokens_per_minute: expected a whole number"),
+        ({"name": "a", "days": 36_501}, "days: expected a whole number up to 36500"),
+        ({"name": "taken"}, "there is a key taken already"),
+    ],
+)
+async def test_what_cannot_be_made(control: Control, body: dict[str, Any], message: str) -> None:
+    async with serving(control) as client:
+        await client.post(PATH, json={"name": "taken"})
+        status, _, said = await error_of(await client.post(PATH, json=body))
+        assert status in (400, 404)
+        assert message in said
+        assert len((await (await client.get(PATH)).json())["keys"]) == 1
+
+
+async def test_there_is_an_end_to_keys(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MOST_KEYS", 2)
+    async with serving(control) as client:
+        answers = [await client.post(PATH, json={"name": name}) for name in ("a", "b", "c")]
+        assert [answer.status for answer in answers] == [200, 200, 400]
+        assert "there are 2 keys already, as many as there may be" in await answers[-1].text()
+
+
+async def test_only_an_admin_makes_keys(control: Control) -> None:
+    tokens = read_tokens("secret", "")
+    reader = replace(tokens[0], name="reader", role="read", digest=digest_of("reads"))
+    async with serving(control, Gatekeeper((*tokens, reader), frozenset)) as client:
+        for method, path in (("post", PATH), ("delete", f"{PATH}/team")):
+            answer = await getattr(client, method)(
+                path, headers={"Authorization": "Bearer reads"}, json={"name": "team"}
+            )
+            assert answer.status == 403
+        assert (await client.get(PATH, headers={"Authorization": "Bearer reads"})).status == 200
+        made = await client.post(PATH, headers={"Authorization": "Bearer secret"}, json={"name": "team"})
+        assert made.status == 200
+
+
+async def test_the_command(control: Control) -> None:
+    async with served(control) as pierhead:
+        empty = await pierhead("keys", "list")
+        assert (empty.code, empty.out) == (0, "there are no keys; `pierhead keys create NAME` makes one\n")
+        made = await pierhead("keys", "create", "team", "--service", "web", "--per-minute", "600", "--days", "3")
+        assert (made.code, made.out.startswith("sk-"), made.out.count("\n")) == (0, True, 1)
+        assert "It opens web" in made.err
+        await until(lambda: known(control) == {"team"})
+        shown = await pierhead("keys", "list")
+        assert shown.out.split("\n")[1].split()[:4] == ["team", "web", "all", "600"]
+        assert "in 2 d" in shown.out or "in 3 d" in shown.out
+        assert (await pierhead.offers("pierhead keys revoke t")) == ["team"]
+        document = json.loads((await pierhead("keys", "list", "-o", "json")).out)
+        assert document["keys"][0]["name"] == "team"
+        twice = await pierhead("keys", "create", "team")
+        assert (twice.code, "there is a key team already" in twice.err) == (2, True)
+        gone = await pierhead("keys", "revoke", "team")
+        assert (gone.code, gone.out) == (0, "team opens nothing any more.\n")
+        await until(lambda: known(control) == set())
+        assert "POST keys" in (await pierhead("audit")).out
+
+
+# ------------------------------------------------------------------------------------------------------------ pure
+
+
+def test_a_key_ends_by_itself() -> None:
+    now = [1_000.0]
+    keys = KeysInForce({"a": key("a"), "b": key("b", ends_at=2_000.0)}, lambda: now[0])
+    first = keys.now([WEB])
+    assert [each.name for each in first.keys] == ["a", "b"]
+    now[0] = 1_999.0
+    assert keys.now([WEB]) is first, "nothing is computed while nothing changes"
+    now[0] = 2_000.0
+    assert [each.name for each in keys.now([WEB]).keys] == ["a"]
+    assert keys.now([service("web")]) is NO_KEYS
+    assert KeysInForce({}, lambda: 0.0).now([WEB]).digest, "no key is a set of keys, too"
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9._@-]{1,63}", fullmatch=True)
+KEYS = st.lists(
+    st.builds(
+        key,
+        NAMES,
+        services=st.lists(st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True), max_size=3).map(tuple),
+        models=st.lists(st.from_regex(r"[A-Za-z0-9._:/@*?-]{1,20}", fullmatch=True), max_size=3).map(tuple),
+        per_minute=st.integers(0, 10**9),
+        concurrent=st.integers(0, 10**9),
+    ),
+    unique_by=lambda each: each.name,
+    max_size=5,
+)
+
+
+@given(KEYS, KEYS)
+def test_the_commands_lead_from_any_map_to_any_other(before: list[ServiceKey], after: list[ServiceKey]) -> None:
+    found, wanted = (haproxy_keys.entries(KeySet.of(tuple(keys))) for keys in (before, after))
+    for line in haproxy_keys.commands(found, wanted):
+        verb, _, map_name, digest, *entry = line.split(" ")
+        assert (map_name, len(digest), digest.upper()) == (haproxy_keys.MAP, 64, digest)
+        if verb == "del":
+            del found[digest]
+        else:
+            assert (verb == "set") == (digest in found)
+            [found[digest]] = entry
+    assert found == wanted
+    assert (KeySet.of(tuple(before)).digest == KeySet.of(tuple(after)).digest) == (
+        sorted(before, key=repr) == sorted(after, key=repr)
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "a|b"}, {"name": "a\nb"}, {"digest": "x"}, {"models": ("a b",)}, {"services": ("a;b",)}]
+)
+def test_what_may_not_be_put_into_the_map(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RoutingError, match="may not be put into HAProxy's configuration"):
+        haproxy_keys.entries(KeySet.of((replace(key("a"), **wrong),)))
