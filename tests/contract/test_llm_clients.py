@@ -4,7 +4,6 @@ PIERHEAD_TEST_LLM_SERVED describes. tests/harness/llm_clients.py runs it, in an 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -16,8 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 SERVED: dict[str, str] = json.loads(os.environ.get("PIERHEAD_TEST_LLM_SERVED", "{}"))
-"""`url`, `chat` (a model), and where there is one `embeddings` (a model) and `limited` (a key whose requests are used
-up after the first). `no_tools`: why it calls none."""
+"""`url`, `chat` (a model), and where there is one `embeddings` (a model). `no_tools`: why it calls none."""
 ANSWER_S = 300.0
 QUESTION = "What is the capital of France?"
 LOOK_UP, AS_JSON = "Look up Paris.", "Describe Paris as JSON."
@@ -43,10 +41,10 @@ TOOL: Any = {
 }
 
 
-def of_openai(key: str) -> Any:
+def of_openai() -> Any:
     import openai
 
-    return openai.OpenAI(base_url=f"{SERVED['url']}/v1", api_key=key, max_retries=0, timeout=ANSWER_S)
+    return openai.OpenAI(base_url=f"{SERVED['url']}/v1", api_key="none", max_retries=0, timeout=ANSWER_S)
 
 
 def message(text: str) -> list[Any]:
@@ -56,8 +54,8 @@ def message(text: str) -> list[Any]:
 class OpenAIs:
     """OpenAI's own."""
 
-    def __init__(self, opened: ExitStack, key: str = "none") -> None:
-        self.client = opened.enter_context(of_openai(key))
+    def __init__(self, opened: ExitStack) -> None:
+        self.client = opened.enter_context(of_openai())
         self.model = SERVED["chat"]
 
     def _chat(self, text: str, **members: Any) -> Any:
@@ -112,11 +110,11 @@ COLD: Any = {"extra_body": {"temperature": 0}}
 class Anthropics:
     """Anthropic's own."""
 
-    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+    def __init__(self, opened: ExitStack) -> None:
         import anthropic
 
         self.client = opened.enter_context(
-            anthropic.Anthropic(base_url=SERVED["url"], api_key=key, max_retries=0, timeout=ANSWER_S)
+            anthropic.Anthropic(base_url=SERVED["url"], api_key="none", max_retries=0, timeout=ANSWER_S)
         )
         self.model = SERVED["chat"]
 
@@ -144,12 +142,12 @@ class Anthropics:
 
 
 class LangChain:
-    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+    def __init__(self, opened: ExitStack) -> None:
         import httpx
         from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
         http = opened.enter_context(httpx.Client())
-        where: Any = {"base_url": f"{SERVED['url']}/v1", "api_key": key, "max_retries": 0, "http_client": http}
+        where: Any = {"base_url": f"{SERVED['url']}/v1", "api_key": "none", "max_retries": 0, "http_client": http}
         self.client = ChatOpenAI(model=SERVED["chat"], max_tokens=MOST, temperature=0, timeout=ANSWER_S, **where)
         # Otherwise it sends tokens of OpenAI's own models, for which it fetches their tokenizer.
         self.embeddings = OpenAIEmbeddings(
@@ -175,14 +173,14 @@ class LangChain:
 
 
 class LlamaIndex:
-    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+    def __init__(self, opened: ExitStack) -> None:
         import httpx
         from llama_index.core.llms import ChatMessage
         from llama_index.llms.openai_like import OpenAILike
 
         self.message = ChatMessage
         self.client = OpenAILike(
-            model=SERVED["chat"], api_base=f"{SERVED['url']}/v1", api_key=key, max_retries=0, timeout=ANSWER_S,
+            model=SERVED["chat"], api_base=f"{SERVED['url']}/v1", api_key="none", max_retries=0, timeout=ANSWER_S,
             max_tokens=MOST, temperature=0, is_chat_model=True, is_function_calling_model=True,
             should_use_structured_outputs=True, strict=True, http_client=opened.enter_context(httpx.Client()),
         )  # fmt: skip
@@ -210,8 +208,8 @@ class LlamaIndex:
 
 
 class LiteLLM:
-    def __init__(self, opened: ExitStack, key: str = "none") -> None:
-        self.where: Any = {"client": opened.enter_context(of_openai(key)), "max_retries": 0, "timeout": ANSWER_S}
+    def __init__(self, opened: ExitStack) -> None:
+        self.where: Any = {"client": opened.enter_context(of_openai()), "max_retries": 0, "timeout": ANSWER_S}
 
     def _ask(self, text: str, **members: Any) -> Any:
         import litellm
@@ -303,16 +301,6 @@ def test_an_unknown_model_is_not_found(make: Callable[..., Any], monkeypatch: py
 def test_too_long_a_prompt_is_a_bad_request(kind: Any, make: Callable[..., Any]) -> None:
     told_by_its_code = {"LangChain": "OpenAIContextOverflowError", "LiteLLM": "ContextWindowExceededError"}
     check_refused(make(), TOO_LONG, told_by_its_code.get(kind.__name__, "BadRequestError"), 400)
-
-
-@each_that_can("chat")
-def test_a_used_up_key_is_a_limit(make: Callable[..., Any]) -> None:
-    if "limited" not in SERVED:
-        pytest.skip("no key has limits")
-    client = make(SERVED["limited"])
-    with contextlib.suppress(Exception):  # the first client has its answer
-        client.chat(QUESTION)
-    check_refused(client, QUESTION, "RateLimitError", 429)
 
 
 def check_refused(client: Any, text: str, error: str, status: int) -> None:

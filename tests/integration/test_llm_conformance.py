@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from tests.harness.stack import free_ports
 from tests.harness.vllm_processes import STARTED_WITHIN_S, is_ready, process
 from tests.harness.waiting import seconds_until
 from tests.unit.runtime.harness import Cluster, address, until
-from tests.unit.services.gateway_stand import keys_file
 from tests.unit.services.test_llm_gateway_api import ROWS, ask
 
 MODELS = {"qwen": "llm-qwen", "default": {"alias_of": "qwen"}, "slow": "llm-slow", "away": "llm-away"}
@@ -91,28 +90,24 @@ class Stack:
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
-    """`param`: the gateway's keys."""
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     engines: list[MockEngine] = []
     services = {model: llm(model, tmp_path, engines, **kwargs) for model, kwargs in {"qwen": {}, "slow": SLOW}.items()}
     async with (
-        gateway_of(services, tmp_path, getattr(request, "param", ())) as (url, metrics),
+        gateway_of(services) as (url, metrics),
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
     ):
         yield Stack(client, metrics, lambda: engines[1].load().running)
 
 
 @contextlib.asynccontextmanager
-async def gateway_of(
-    services: dict[str, LLMService], tmp_path: Path, keys: Sequence[dict[str, Any]] = ()
-) -> AsyncIterator[tuple[str, GatewayMetrics]]:
+async def gateway_of(services: dict[str, LLMService]) -> AsyncIterator[tuple[str, GatewayMetrics]]:
     """A gateway before services: its URL and what it counts."""
     cluster = Cluster()
     replicas = {f"LLM_{model.upper()}": (address(await cluster.start(each)),) for model, each in services.items()}
     Clients.use(Settings(static=replicas))
     metrics = GatewayMetrics()
-    file = keys_file(tmp_path / "keys.json", *keys) if keys else None
-    app = make_app(GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)}), keys_file=file), metrics)
+    app = make_app(GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)})), metrics)
     gateway = await cluster.start(app, service="gateway")
     yield f"http://127.0.0.1:{gateway.http_port}", metrics
     await close_handles()
@@ -211,15 +206,11 @@ async def test_no_replica_and_no_time_left(stack: Stack) -> None:
     await until(lambda: stack.running() == 0, "the engine has aborted the requests of clients that left", SOON_S)
 
 
-KEYS = ({"key": "none", "name": "a"}, {"key": "limited", "name": "b", "requests_per_minute": 1})
-
-
 @pytest.mark.long
 @needs_clients
-@pytest.mark.parametrize("stack", [KEYS], indirect=True)
 async def test_other_clients_take_all_of_it(stack: Stack) -> None:
     url = str(stack.client.base_url).removesuffix("/v1/")
-    served = {"url": url, "chat": "qwen", "embeddings": "qwen", "limited": "limited"}
+    served = {"url": url, "chat": "qwen", "embeddings": "qwen"}
     summary = await asyncio.to_thread(ask_clients, served)
     assert "skipped" not in summary, "all of it ran"
 
@@ -234,7 +225,7 @@ async def test_other_clients_take_what_llama_cpp_answers(tmp_path: Path) -> None
             engine_kwargs={"base_url": behind, "model": "small", "max_model_len": CONTEXT},
         )  # fmt: skip
         service = LLMService(config, make_server=partial(LLMServer, cache=tmp_path))
-        async with gateway_of({"qwen": service}, tmp_path) as (url, _):
+        async with gateway_of({"qwen": service}) as (url, _):
             served = {"url": url, "chat": "qwen", "no_tools": "the template of this model has none"}
             await asyncio.to_thread(ask_clients, served)
 

@@ -84,7 +84,6 @@ def test_the_seed_s_yaml_becomes_the_stack_s_own_services() -> None:
     assert gateway["environment"] == {
         "PIERHEAD_LLM_MODELS_OF_LLM_QWEN_0_5B": '{"qwen-0.5b": {"service": "llm-qwen-0-5b"}}',
         "PIERHEAD_LLM_MODELS_OF_LLM_LARGE": '{"Large": {"service": "llm-large"}}',
-        "PIERHEAD_LLM_GATEWAYS": "1",
     }
     assert gateway["x-serve"] == {
         "replicas": 1,

@@ -16,7 +16,7 @@ FLOORS = {
         {"exchange"},
         {"gateway"},
         {"meter", "settings"},
-        {"body", "keys", "models"},
+        {"body", "charges", "keys", "models"},
         {"endpoints", "errors", "metrics"},
     ),
     "server": (

@@ -93,11 +93,7 @@ def llm_gateway(
     return {
         "image": image or f"pierhead/llm-gateway:{tag}",
         "scale": 0,
-        # Keys' limits hold for all gateways together: each gateway grants its share.
-        "environment": {
-            **{variable: json.dumps(entries) for variable, entries in variables.items()},
-            "PIERHEAD_LLM_GATEWAYS": str(replicas),
-        },
+        "environment": {variable: json.dumps(entries) for variable, entries in variables.items()},
         "x-serve": {
             "replicas": replicas,
             "route": "/",

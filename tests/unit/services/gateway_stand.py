@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from pierhead import override_handle
 from pierhead.llm.gateway.app import make_app
+from pierhead.llm.gateway.keys import EVERY_MODEL, KEY, MODELS
 from pierhead.llm.gateway.metrics import GatewayMetrics
 from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 from pierhead.llm.gateway.settings import GatewaySettings
@@ -21,7 +19,7 @@ from pierhead.llm.gateway.settings import GatewaySettings
 from tests.unit.runtime.harness import Cluster
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
-MODELS = {
+SERVED = {
     "qwen": "llm-qwen",
     "default": {"alias_of": "qwen"},
     "big": {"service": "llm-big", "prefill": "llm-prefill"},
@@ -38,7 +36,7 @@ class Stand:
         self.cluster = cluster
         self.client = client
         self.metrics = GatewayMetrics()
-        self.settings = GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)}))
+        self.settings = GatewaySettings(read_models({VARIABLE: json.dumps(SERVED)}))
         self.qwen = FakeLLMServer(adapters=("support",))
         self.big = FakeLLMServer("big")
         self.prefill = FakeLLMServer("big")
@@ -50,12 +48,6 @@ class Stand:
         server = await self.cluster.start(app, service="gateway", **gateway)
         self.base = f"http://127.0.0.1:{server.http_port}"
 
-    async def start_with_keys(self, folder: Path, *, gateways: int = 1, **limits: Any) -> None:
-        """Starts a gateway that knows the key "one", whose name is a."""
-        file = keys_file(folder / "keys.json", {"key": "one", "name": "a", **limits})
-        self.settings = replace(self.settings, keys_file=file, gateways=gateways)
-        await self.start()
-
     async def post(self, path: str, body: object, **options: Any) -> tuple[int, bytes, Any]:
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = {"Content-Type": "application/json"} | options.pop("headers", {})
@@ -65,6 +57,10 @@ class Stand:
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:
         async with self.client.get(self.base + path, **options) as answer:
             return answer.status, await answer.json()
+
+    async def models(self, **options: Any) -> list[str]:
+        """Those that are listed."""
+        return [entry["id"] for entry in (await self.get("/v1/models", **options))[1]["data"]]
 
     def counted(self) -> dict[tuple[str, ...], float]:
         return dict(self.metrics.requests.values)
@@ -95,12 +91,6 @@ def error_of(body: bytes) -> dict[str, Any]:
     return error
 
 
-def keys_file(path: Path, *keys: dict[str, Any]) -> str:
-    path.write_text(
-        json.dumps([{"sha256": hashlib.sha256(key.pop("key").encode()).hexdigest(), **key} for key in keys])
-    )
-    return str(path)
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+def with_key(name: str, models: str = EVERY_MODEL) -> dict[str, str]:
+    """The headers that HAProxy puts into a request, once it has checked its key."""
+    return {KEY: name, MODELS: models}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,7 +17,7 @@ from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 
 from tests.unit.runtime.harness import until
 from tests.unit.services.fake_llm_server import FakeLLMServer
-from tests.unit.services.gateway_stand import CHAT, Stand, bearer, chat, error_of, keys_file
+from tests.unit.services.gateway_stand import CHAT, Stand, chat, error_of, with_key
 
 MESSAGES = "/v1/messages"
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]
@@ -128,17 +127,13 @@ async def test_where_one_model_is_served_none_has_to_be_named(stand: Stand) -> N
         assert stand.qwen.asked[-1][1].model == "qwen"
 
 
-async def test_where_several_are_served_the_error_names_those_of_the_key(stand: Stand, tmp_path: Path) -> None:
-    await stand.start()
-    _, body, _ = await stand.post(CHAT, {"messages": ASKED})
+async def test_where_several_are_served_the_error_names_those_of_the_key(gateway: Stand) -> None:
+    _, body, _ = await gateway.post(CHAT, {"messages": ASKED})
     assert error_of(body)["message"] == (
         "you must provide a model parameter: qwen, big, away; GET /v1/models lists what there is"
     )
-    file = keys_file(tmp_path / "keys.json", {"key": "one", "name": "a", "models": ["qwen"]})
-    stand.settings = replace(stand.settings, keys_file=file)
-    await stand.start()
-    assert (await stand.post(CHAT, {"messages": ASKED}, headers=bearer("one")))[0] == 200
-    assert stand.qwen.asked[-1][1].model == "qwen"
+    assert (await gateway.post(CHAT, {"messages": ASKED}, headers=with_key("a", "qwen")))[0] == 200
+    assert gateway.qwen.asked[-1][1].model == "qwen"
 
 
 async def test_a_compressed_body_counts_as_what_it_becomes(stand: Stand) -> None:
@@ -196,13 +191,9 @@ async def test_a_stream_of_messages_ends_with_anthropics_error(gateway: Stand) -
     assert anthropic_error(last.partition(b"data: ")[2])[0] == "api_error"
 
 
-async def test_a_key_as_anthropics_clients_send_it(stand: Stand, tmp_path: Path) -> None:
-    await stand.start_with_keys(tmp_path)
-    for path in (MESSAGES, CHAT):
-        assert (await stand.post(path, chat(), headers={"x-api-key": "one"}))[0] == 200
-    status, body, _ = await stand.post(MESSAGES, chat(), headers={"x-api-key": "two"})
-    assert (status, anthropic_error(body)[0]) == (401, "authentication_error")
-    assert (await stand.post(CHAT, chat(), headers={"x-api-key": "one", **bearer("two")}))[0] == 401
+async def test_a_model_out_of_the_keys_scope_is_anthropics_error(gateway: Stand) -> None:
+    status, body, _ = await gateway.post(MESSAGES, chat(), headers=with_key("a", "big"))
+    assert (status, anthropic_error(body)[0]) == (403, "permission_error")
 
 
 # ---- fallbacks, hosts and paths of models

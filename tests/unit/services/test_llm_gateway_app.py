@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError
 from pierhead import Settings, handle
 from pierhead.calls.clients import Clients
 from pierhead.llm.gateway.body.multipart import form_fields
+from pierhead.llm.gateway.keys import TOKENS
 from pierhead.llm.gateway.models.cards import ModelCards
 from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 from pierhead.llm.v1.llm_pb2 import ModelCard
@@ -24,7 +24,7 @@ from pierhead.llm.v1.llm_pb2 import ModelCard
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import pass_deadlines, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
-from tests.unit.services.gateway_stand import ALL, CHAT, Stand, bearer, chat, error_of, keys_file
+from tests.unit.services.gateway_stand import ALL, CHAT, Stand, chat, error_of, with_key
 
 
 async def test_every_path_is_its_call(gateway: Stand) -> None:
@@ -175,23 +175,19 @@ async def test_unknown_models_paths_and_methods(gateway: Stand) -> None:
     assert {labels[0] for labels in gateway.counted()} == {""}, "no series for what clients invent"
 
 
-async def test_health_needs_no_key_and_version_and_load_do(stand: Stand, tmp_path: Path) -> None:
-    """As vLLM's: load generators and cloud platforms check the health before they send a key."""
-    await stand.start_with_keys(tmp_path)
+async def test_health_version_and_load(gateway: Stand) -> None:
+    """As vLLM's."""
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-        async with stand.client.request(method, stand.base + path) as answer:
+        async with gateway.client.request(method, gateway.base + path) as answer:
             assert (answer.status, await answer.read()) == (200, b"")
-    for path in ("/version", "/load"):
-        assert (await stand.get(path))[0] == 401
-    ask = {"headers": bearer("one")}
-    assert await stand.get("/version", **ask) == (200, {"version": version("pierhead")})
-    assert await stand.get("/load", **ask) == (200, {"server_load": 0})
+    assert await gateway.get("/version") == (200, {"version": version("pierhead")})
+    assert await gateway.get("/load") == (200, {"server_load": 0})
     async with asyncio.TaskGroup() as group:
-        group.create_task(stand.post(CHAT, chat(fake="wait"), **ask))
-        await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
-        assert await stand.get("/load", **ask) == (200, {"server_load": 1})
-        stand.qwen.gate.set()
-    assert await stand.get("/load", **ask) == (200, {"server_load": 0})
+        group.create_task(gateway.post(CHAT, chat(fake="wait")))
+        await asyncio.wait_for(gateway.qwen.waiting.wait(), PATIENCE_S)
+        assert await gateway.get("/load") == (200, {"server_load": 1})
+        gateway.qwen.gate.set()
+    assert await gateway.get("/load") == (200, {"server_load": 0})
 
 
 async def test_a_refused_body_frees_its_room(stand: Stand) -> None:
@@ -306,16 +302,14 @@ async def test_a_stream_that_its_client_leaves_is_cancelled_and_accounted(gatewa
     }  # fmt: skip
 
 
+async def knows_adapters(stand: Stand) -> bool:
+    return "qwen:support" in await stand.models()
+
+
 async def test_models(stand: Stand) -> None:
     await stand.start()
-
-    async def ids() -> list[str]:
-        return [entry["id"] for entry in (await stand.get("/v1/models"))[1]["data"]]
-
-    async with asyncio.timeout(PATIENCE_S):
-        while "qwen:support" not in await ids():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert await ids() == ["qwen", "qwen:support", "default", "big", "away"]
+    await until(lambda: knows_adapters(stand), "the service has said which adapters it has")
+    assert await stand.models() == ["qwen", "qwen:support", "default", "big", "away"]
     status, told = await stand.get("/v1/models/default")
     assert (status, told["root"], told["max_model_len"], told["created"]) == (200, "qwen", 4096, 1_700_000_000)
     assert (await stand.get("/v1/models/qwen:support"))[1]["parent"] == "qwen"
@@ -323,7 +317,7 @@ async def test_models(stand: Stand) -> None:
     assert (status, told["error"]["code"]) == (404, "model_not_found")
     stand.qwen.unavailable = "it says nothing any more"
     async with asyncio.timeout(PATIENCE_S):  # what a service said ten minutes ago is not known any more
-        while "qwen:support" in await ids():
+        while "qwen:support" in await stand.models():
             stand.now += 601
 
 
@@ -350,87 +344,74 @@ async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(
 # ---- keys
 
 
-async def test_keys_and_scopes(stand: Stand, tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    file = keys_file(path, {"key": "one", "name": "a", "models": ["default", "qwen:*"]}, {"key": "two", "name": "b"})
-    stand.settings = replace(stand.settings, keys_file=file)
-    await stand.start()
-    for headers in ({}, bearer("three"), bearer(""), {"Authorization": "one"}):
-        status, body, told = await stand.post(CHAT, chat(), headers=headers)
-        assert (status, error_of(body)["code"], told["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
-        assert (await stand.get("/v1/models", headers=headers))[0] == 401
-    assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 200
-    assert (await stand.post(CHAT, chat(model="default"), headers=bearer("one")))[0] == 200
-    assert (await stand.post(CHAT, chat(model="qwen:support"), headers=bearer("one")))[0] == 200
-    status, body, _ = await stand.post(CHAT, chat(), headers=bearer("one"))
+async def test_a_key_has_the_models_of_its_scope(gateway: Stand) -> None:
+    scope = {"headers": with_key("a", "default, qwen:*")}
+    assert (await gateway.post(CHAT, chat(), headers=with_key("b")))[0] == 200
+    assert (await gateway.post(CHAT, chat(model="default"), **scope))[0] == 200
+    assert (await gateway.post(CHAT, chat(model="qwen:support"), **scope))[0] == 200
+    status, body, _ = await gateway.post(CHAT, chat(), **scope)
     assert (status, error_of(body)["code"]) == (403, "model_not_allowed")
-    assert (await stand.get("/v1/models/big", headers=bearer("one")))[0] == 404
-    assert stand.counted()[("qwen", "llm-qwen", "b", "200", "stop")] == 1
-    assert stand.metrics.tokens.values[("qwen", "llm-qwen", "prompt", "b")] == 7
-
-    keys_file(path, {"key": "three", "name": "c"})
-    async with asyncio.timeout(PATIENCE_S):
-        while (await stand.post(CHAT, chat(), headers=bearer("three")))[0] != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 401, "a removed key is refused"
+    await until(lambda: knows_adapters(gateway), "the service has said which adapters it has")
+    assert await gateway.models(**scope) == ["qwen:support", "default"]
+    assert (await gateway.get("/v1/models/big", **scope))[0] == 404
+    assert gateway.counted()[("qwen", "llm-qwen", "b", "200", "stop")] == 1
+    assert gateway.metrics.tokens.values[("qwen", "llm-qwen", "prompt", "b")] == 7
 
 
-async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:
-    await stand.start_with_keys(tmp_path, gateways=2, requests_per_minute=4, tokens_per_minute=240)
-    ask = {"headers": bearer("one")}
-    status, _, headers = await stand.post(CHAT, chat(), **ask)
-    told = {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
-    assert status == 200
+async def charge_of(gateway: Stand, path: str = CHAT, key: str = "a", **more: Any) -> str | None:
+    """The charge at the head of an answer, which has ended and is counted."""
+    before = sum(gateway.counted().values())
+    _, _, headers = await gateway.post(path, chat(**more), headers=with_key(key))
+    await until(lambda: sum(gateway.counted().values()) == before + 1, "it is counted")
+    charge: str | None = headers.get(TOKENS)
+    return charge
+
+
+async def test_a_whole_answer_is_charged_by_what_was_used(gateway: Stand) -> None:
+    assert await charge_of(gateway, max_tokens=100) == "12"
+    assert await charge_of(gateway, "/v1/embeddings") == "12"
+    assert await charge_of(gateway, fake="refuse") == "0", "what the engine refuses costs nothing"
+
+
+async def test_a_stream_is_charged_by_an_estimate_and_the_next_answers_by_the_difference(gateway: Stand) -> None:
     # "user\n" and thirty characters more and "\n" make nine tokens, by estimate.
-    assert told == {
-        "x-ratelimit-limit-requests": "2", "x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "30s",
-        "x-ratelimit-limit-tokens": "120", "x-ratelimit-remaining-tokens": "111", "x-ratelimit-reset-tokens": "4.5s",
-    }  # fmt: skip
-    _, _, headers = await stand.post(CHAT, chat(), **ask)
-    assert headers["x-ratelimit-remaining-tokens"] == "99", "the first one was settled: twelve tokens"
-    status, body, headers = await stand.post(CHAT, chat(), **ask)
-    error = error_of(body)
-    assert (status, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
-    assert (headers["Retry-After"], headers["x-ratelimit-remaining-requests"]) == ("30", "0")
-    stand.now += 30
-    assert (await stand.post(CHAT, chat(), **ask))[0] == 200
-    stand.now += 3600
-    status, _, headers = await stand.post(CHAT, chat(max_tokens=110, fake="refuse"), **ask)
-    assert (status, headers["x-ratelimit-remaining-tokens"]) == (400, "1")
-    stand.now += 3
-    _, _, headers = await stand.post(CHAT, chat(max_tokens=50, n=2), **ask)
-    assert headers["x-ratelimit-remaining-tokens"] == "11", "what the engine refused has cost nothing"
+    assert await charge_of(gateway, stream=True, max_tokens=2) == "11"
+    assert await charge_of(gateway) == "13"
+    assert await charge_of(gateway, stream=True, max_tokens=10) == "19"
+    assert [await charge_of(gateway), await charge_of(gateway), await charge_of(gateway, key="b")] == ["5", "12", "12"]
+    assert await charge_of(gateway, stream=True, max_tokens=15) == "24"
+    assert [await charge_of(gateway), await charge_of(gateway)] == ["0", "12"]
+    assert await charge_of(gateway, "/v1/audio/speech", fake="sound") == "9"
 
 
-async def test_a_key_has_so_many_requests_in_progress_at_most(stand: Stand, tmp_path: Path) -> None:
-    await stand.start_with_keys(tmp_path, gateways=2, max_concurrent=4)
-    ask = {"headers": bearer("one")}
-    async with asyncio.TaskGroup() as group:
-        held = [group.create_task(stand.post(CHAT, chat(fake="wait"), **ask)) for _ in range(2)]
-        await until(lambda: len(stand.qwen.asked) == 2, "both are at the service")
-        status, body, headers = await stand.post(CHAT, chat(), **ask)
-        stand.qwen.gate.set()
-    error = error_of(body)
-    assert (status, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
-    assert headers["Retry-After"] == "1"
-    assert "has 2 requests in progress, its max_concurrent at this gateway" in error["message"]
-    assert [task.result()[0] for task in held] == [200, 200]
-    assert len(stand.qwen.asked) == 2
-    for _ in range(3):
-        assert (await stand.post(CHAT, chat(), **ask))[0] == 200, "requests that have ended do not count"
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"fake": "refuse"}])
+async def test_without_a_key_nothing_is_charged(gateway: Stand, more: dict[str, Any]) -> None:
+    _, _, headers = await gateway.post(CHAT, chat(**more))
+    assert TOKENS not in headers
 
 
-async def test_a_prompt_that_its_client_gives_up_is_not_free(stand: Stand, tmp_path: Path) -> None:
+async def test_what_no_model_has_answered_is_charged_nothing(stand: Stand) -> None:
+    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
+    await stand.start()
+    refused: list[tuple[object, int]] = [
+        (b"{", 400), (chat(model="big"), 403), (chat(model="qwen9"), 404), (chat(model="away"), 503),
+        (chat(fake="full"), 503), (chat(fake="raise"), 500),
+    ]  # fmt: skip
+    for body, status in refused:
+        found, _, headers = await stand.post(CHAT, body, headers=with_key("a", "qwen*,away"))
+        assert (found, TOKENS in headers) == (status, False)
+    assert await charge_of(stand) == "12"
+
+
+async def test_a_prompt_that_its_client_gives_up_is_charged_with_the_next_answer(gateway: Stand) -> None:
     """The engine has read it, and may have made the whole answer but for its end."""
-    await stand.start_with_keys(tmp_path, tokens_per_minute=6000)
     messages = [{"role": "user", "content": "x" * 4000}]
     asked = chat(fake="wait", max_tokens=3000, messages=messages)
-    one = asyncio.create_task(stand.post(CHAT, asked, headers=bearer("one")))
-    await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
+    one = asyncio.create_task(gateway.post(CHAT, asked, headers=with_key("a")))
+    await asyncio.wait_for(gateway.qwen.waiting.wait(), PATIENCE_S)
     one.cancel()
-    await until(lambda: bool(stand.counted()), "it is counted")
-    _, _, headers = await stand.post(CHAT, chat(), headers=bearer("one"))
-    assert headers["x-ratelimit-remaining-tokens"] == str(6000 - 1002 - 9)
+    await until(lambda: bool(gateway.counted()), "it is counted")
+    assert await charge_of(gateway) == str(1002 + 12)
 
 
 # ---- prefill and decode apart

@@ -1,27 +1,20 @@
-"""The gateway's settings, its map of models and its keys: what is right, and the words for what is wrong."""
+"""The gateway's settings and its map of models: what is right, and the words for what is wrong."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from pierhead.errors import SettingsError
-from pierhead.llm.gateway.keys.api_keys import parse_keys
-from pierhead.llm.gateway.keys.key_file import KeyFile
 from pierhead.llm.gateway.models.model_map import VARIABLE, ModelRoute, read_models
 from pierhead.llm.gateway.settings import GatewaySettings
-
-HASH = hashlib.sha256(b"one").hexdigest()
 
 
 def test_settings() -> None:
     environ = {"PIERHEAD_LLM_MODELS": '{"qwen": "llm-qwen"}'}
     settings = GatewaySettings.from_env(environ)
-    assert (settings.keys_file, settings.gateways, settings.prefill_fallback) == (None, 1, True)
+    assert settings.prefill_fallback
     more = {
-        "PIERHEAD_LLM_GATEWAYS": "4",
         "PIERHEAD_LLM_PREFILL_FALLBACK": "false",
         "PIERHEAD_LLM_MAX_BODY_BYTES": "4096",
         "PIERHEAD_LLM_MAX_BODIES_BYTES": "1048576",
@@ -30,13 +23,12 @@ def test_settings() -> None:
     assert settings.media_hosts == frozenset()
     settings = GatewaySettings.from_env(environ | more)
     assert settings.media_hosts == {"images.example.com", "other.net"}
-    assert (settings.gateways, settings.prefill_fallback) == (4, False)
+    assert not settings.prefill_fallback
     assert (settings.max_body_bytes, settings.max_bodies_bytes) == (4096, 1 << 20)
 
 
 def test_wrong_settings_are_all_named() -> None:
     environ = {
-        "PIERHEAD_LLM_GATEWAYS": "0",
         "PIERHEAD_LLM_MAX_BODY_BYTES": "1 GB",
         "PIERHEAD_LLM_MEDIA_HOSTS": "https://a.net",
         "PIERHEAD_LLM_MODELS_REFRESH_S": "nan",
@@ -47,7 +39,6 @@ def test_wrong_settings_are_all_named() -> None:
     form = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
     assert str(raised.value).splitlines() == [
         f"PIERHEAD_LLM_MODELS: expected JSON, {form}, found nothing",
-        'PIERHEAD_LLM_GATEWAYS: expected an integer from 1 to 10000, found "0"',
         'PIERHEAD_LLM_MAX_BODY_BYTES: expected a number of bytes from 1024 to 62914560, found "1 GB"',
         'PIERHEAD_LLM_MEDIA_HOSTS: expected names of hosts, such as a.example.com,b.net, or *, found "https://a.net"',
         'PIERHEAD_LLM_MODELS_REFRESH_S: expected seconds from 0.1 to 3600, found "nan"',
@@ -158,74 +149,3 @@ def test_wrong_maps_of_several_variables_are_all_named() -> None:
         ),
         f"PIERHEAD_LLM_MODELS_OF_C: expected an object with at least one model, {form}, found an array",
     ]
-
-
-# ---- keys
-
-
-def test_wrong_keys_are_all_named_without_a_secret() -> None:
-    entries: list[object] = [
-        "sk-secret",
-        {"name": "a", "sha256": "sk-secret", "models": "*"},
-        {"name": "b", "sha256": HASH, "tokens_per_minute": 0, "key": "sk-secret"},
-        {"name": "sk secret", "sha256": HASH},
-        {"name": "c", "sha256": HASH},
-        {"name": "c", "sha256": HASH},
-    ]
-    with pytest.raises(ValueError, match="expected") as raised:
-        parse_keys(json.dumps(entries))
-    assert str(raised.value).splitlines() == [
-        (
-            "[0]: expected an object of name, sha256, models, requests_per_minute, tokens_per_minute, "
-            "max_concurrent, found a string"
-        ),
-        "[1].sha256: expected 64 hexadecimal digits (printf %s KEY | sha256sum)",
-        '[1].models: expected a list of names or patterns such as "*", found a string',
-        "[2].key: unknown; there are name, sha256, models, requests_per_minute, tokens_per_minute, max_concurrent",
-        "[2].tokens_per_minute: expected a number above 0 (leave it out for no limit), found 0",
-        "[3].name: expected up to 63 letters, digits, and . _ @ - within, found a string",
-        "name: expected a different one for each key",
-        "sha256: expected a different one for each key",
-    ]
-
-
-def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"PIERHEAD_LLM_KEYS_FILE: .*keys\.json: No such file"):
-        KeyFile(str(tmp_path / "keys.json"))
-    (tmp_path / "keys.json").write_text("{}")
-    with pytest.raises(SettingsError, match="expected a list of keys"):
-        KeyFile(str(tmp_path / "keys.json"))
-
-
-def test_a_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "keys.json"
-
-    def write(**more: object) -> None:
-        path.write_text(json.dumps([{"name": "a", "sha256": HASH, **more}]))
-
-    write(requests_per_minute=2)
-    keys = KeyFile(str(path), clock=lambda: 0.0)
-    holder = keys.find("one")
-    assert holder is not None
-    holder.limits.admit(0, 0.0)
-
-    write(requests_per_minute=2, models=["x"])
-    keys.reload()
-    again = keys.find("one")
-    assert again is not None
-    assert again.key.models == ("x",)
-    assert again.limits is holder.limits, "what was used stays used"
-
-    for broken in (lambda: path.write_text("{"), path.unlink):
-        broken()
-        caplog.clear()
-        keys.reload()
-        keys.reload()
-        assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
-        assert keys.find("one") == again, "the former keys stay in force"
-
-    write(requests_per_minute=20)
-    keys.reload()
-    new = keys.find("one")
-    assert new is not None
-    assert new.limits.headers(0.0)["x-ratelimit-remaining-requests"] == "20"

@@ -6,7 +6,7 @@ route, a body that is too large) and for the exceptions of its handlers.
 Status and headers do not change; the content type is JSON. A handler adds headers to the runtime's answer for it, as
 when it raises or its deadline passes:
 
-    request[ERROR_HEADERS] = {"x-ratelimit-remaining-requests": "9"}
+    request[ERROR_HEADERS] = {"x-left": "9"}
 
 and another form for it, where a path has clients of its own:
 

@@ -12,7 +12,6 @@ from pierhead.llm.gateway.endpoints import ABSENT, KNOWN, OTHER, POSTS, RESPONSE
 from pierhead.llm.gateway.errors import answer_error, runtime_error_body, unknown_path
 from pierhead.llm.gateway.exchange import ClientExchange
 from pierhead.llm.gateway.gateway import Gateway
-from pierhead.llm.gateway.keys.limits import Clock
 from pierhead.llm.gateway.metrics import GatewayMetrics
 from pierhead.llm.gateway.settings import GatewaySettings
 
@@ -20,9 +19,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(
-    settings: GatewaySettings, metrics: GatewayMetrics | None = None, clock: Clock = time.monotonic
+    settings: GatewaySettings, metrics: GatewayMetrics | None = None, clock: Callable[[], float] = time.monotonic
 ) -> web.Application:
-    """The application. Raises SettingsError for a key file that cannot be used."""
+    """The application. `clock`: seconds."""
     gateway = Gateway(settings, metrics or GatewayMetrics(), clock)
     app = web.Application(client_max_size=settings.max_body_bytes)
     app[http_errors.ERROR_BODY] = runtime_error_body

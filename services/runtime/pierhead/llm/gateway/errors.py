@@ -3,11 +3,9 @@
 | status | type | code |
 |---|---|---|
 | 400 | invalid_request_error | what is wrong, or null |
-| 401 | invalid_request_error | invalid_api_key |
 | 403 | invalid_request_error | model_not_allowed |
 | 404 | invalid_request_error | model_not_found, not_found |
 | 405, 413 | invalid_request_error | method_not_allowed, payload_too_large |
-| 429 | requests, tokens | rate_limit_exceeded |
 | 500, 502, 503, 504 | server_error | the runtime's code: internal, replica_died, no_replica, scaled_to_zero, ... |
 
 Anthropic's paths have the form of its clients: {"type": "error", "error": {"type", "message"}}, the type by the status.

@@ -1,12 +1,11 @@
 """One request from its arrival to the end of its answer.
 
-key -> body -> model -> limits -> [prefill] -> service -> answer: whole, or events as they come
-                                                             `--> accounts, however it ended
+body -> model -> [prefill] -> service -> charge -> answer: whole, or events as they come
+                                                      `--> accounts, however it ended
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from pierhead.llm.gateway.errors import (
     unknown_path,
     wrong_form,
 )
-from pierhead.llm.gateway.keys.limits import duration
+from pierhead.llm.gateway.keys import TOKENS, checked_key
 from pierhead.llm.gateway.meter import Meter
 from pierhead.llm.gateway.models.model_map import ModelRoute, Site
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
@@ -37,7 +36,6 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 
 if TYPE_CHECKING:
     from pierhead.llm.gateway.gateway import Gateway
-    from pierhead.llm.gateway.keys.key_file import KeyHolder
 
 FALLBACK = "x-pierhead-fallback"
 """Header of answers: the model that has answered in place of the one that was asked for."""
@@ -49,16 +47,20 @@ GAVE_UP = ("499", "504")
 class ClientExchange:
     """One request of a client."""
 
-    __slots__ = ("_asked", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_room", "_route")
+    __slots__ = (
+        "_asked", "_charged", "_endpoint", "_gateway", "_headers", "_key", "_meter", "_request", "_room", "_route",
+    )  # fmt: skip
 
     def __init__(self, gateway: Gateway, request: web.Request, endpoint: RequestKind) -> None:
         self._gateway = gateway
         self._request = request
         self._endpoint = endpoint
         self._meter = Meter(time.monotonic())
-        self._holder: KeyHolder | None = None
+        self._key = checked_key(request.headers)
+        self._charged = 0
+        """Tokens, at the head of the answer."""
         self._asked: RequestParts | None = None
-        """Set once the request was admitted."""
+        """Set once the request may go to its model."""
         self._route: ModelRoute | None = None
         self._headers: dict[str, str] = {}
         """Of every answer."""
@@ -83,7 +85,6 @@ class ClientExchange:
 
     async def _run(self) -> web.StreamResponse:
         request = self._request
-        self._holder = self._gateway.identify(request)
         site = self._gateway.site(request)
         path = request.path.removeprefix(site.prefix)
         if not self._endpoint.path and not is_path(path):
@@ -91,7 +92,7 @@ class ClientExchange:
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
         if self._endpoint is STORED:
             content_type, body, asked = "", b"" if request.method == hdrs.METH_GET else b"{}", NOTHING_ASKED
-            if len(self._gateway.names_for(self._holder, site)) != 1:
+            if len(self._gateway.names_for(self._key, site)) != 1:
                 raise unknown_path(path)  # it could be any model's
         else:
             body = await self._read()
@@ -101,7 +102,7 @@ class ClientExchange:
             self._endpoint = self._invoked(asked)
         endpoint = self._endpoint
         route = self._find(asked.model, site)
-        self._admit(asked)
+        self._asked = asked
         route = self._available(route)
         # Replicas are chosen by the adapter, so the client's own header must not count.
         set_model_id(route.adapter or None)
@@ -169,7 +170,7 @@ class ClientExchange:
     def _find(self, name: str, site: Site) -> ModelRoute:
         """The model's route, if this client may use it; "" = the only model that it may use there."""
         if not name:
-            models = self._gateway.names_for(self._holder, site)
+            models = self._gateway.names_for(self._key, site)
             if len(models) != 1:
                 raise no_model(models)
             name = models[0]
@@ -177,9 +178,8 @@ class ClientExchange:
         if route is None or site.model not in ("", route.base):
             raise unknown_model(name)
         self._route = route
-        holder = self._holder
-        if holder is not None and not holder.key.may_use((name, route.model)):
-            message = f"The API key {holder.key.name} does not have access to the model `{name}`; its scope is another."
+        if not self._key.may_use((name, route.model)):
+            message = f"The API key {self._key.name} does not have access to the model `{name}`; its scope is another."
             raise ApiError(403, message, code="model_not_allowed", param="model")
         return route
 
@@ -188,33 +188,8 @@ class ClientExchange:
         taken = self._gateway.available(route)
         if taken is not route:
             self._route = taken
-            self._headers = {**self._headers, FALLBACK: taken.model}
-            self._request[http_errors.ERROR_HEADERS] = self._headers
+            self._request[http_errors.ERROR_HEADERS] = self._headers = {FALLBACK: taken.model}
         return taken
-
-    def _admit(self, asked: RequestParts) -> None:
-        """Count the request against the limits of its key."""
-        if self._holder is None:
-            self._asked = asked
-            return
-        key, limits = self._holder
-        now = self._gateway.clock()
-        refused = limits.admit(asked.tokens, now)
-        self._request[http_errors.ERROR_HEADERS] = self._headers = limits.headers(now)
-        if refused is None:
-            self._asked = asked
-            return
-        message = (
-            f"Rate limit reached for {refused.what} per min of the API key {key.name}: limit {refused.limit:.0f}. "
-            f"Please try again in {duration(refused.wait_s)}."
-        )
-        if refused.at_a_time:
-            message = (
-                f"The API key {key.name} has {refused.limit:.0f} requests in progress, its max_concurrent at this "
-                "gateway. Please try again when one of them has ended."
-            )
-        wait = {"Retry-After": str(math.ceil(refused.wait_s))}
-        raise ApiError(429, message, kind=refused.what, code="rate_limit_exceeded", headers=wait)
 
     def _call(self, service: str, message: LLMRequest) -> Any:
         return getattr(self._gateway.stubs[service], self._endpoint.rpc)(message)
@@ -270,7 +245,7 @@ class ClientExchange:
                 _Begun(first, call),
                 self._noted,
                 status=status,
-                headers={**self._headers, hdrs.CONTENT_TYPE: content_type},
+                headers={**self._headers, **self._charge(asked.tokens), hdrs.CONTENT_TYPE: content_type},
                 on_error=lambda error, _: error_event(
                     error.http_status, error.kind, error.message, anthropic=self._endpoint.anthropic
                 ),
@@ -287,17 +262,23 @@ class ClientExchange:
     def _whole(self, status: int, body: bytes, content_type: str) -> web.Response:
         if status >= 400 and self._endpoint.anthropic:
             body = anthropic_body(status, body)
-        return web.Response(
-            status=status, body=body, headers={**self._headers, hdrs.CONTENT_TYPE: content_type or JSON}
-        )
+        charge = self._charge(self._meter.used(self._asked).charged)
+        headers = {**self._headers, **charge, hdrs.CONTENT_TYPE: content_type or JSON}
+        return web.Response(status=status, body=body, headers=headers)
+
+    def _charge(self, tokens: int) -> dict[str, str]:
+        """The header of the answer that has HAProxy charge the request's key; none without a key."""
+        if not self._key.name:
+            return {}
+        self._charged = tokens
+        return {TOKENS: str(self._gateway.charges.charge(self._key.name, tokens))}
 
     def _account(self, code: str) -> None:
         """Count the request, which has ended. `code`: the HTTP status that it ended with."""
-        gateway, asked, holder = self._gateway, self._asked, self._holder
-        used = self._meter.used(asked, gave_up=code in GAVE_UP)
-        if holder is not None and asked is not None:
-            holder.limits.correct(asked.tokens, used.prompt + used.completion, gateway.clock())
-        key = "" if holder is None else holder.key.name
+        gateway, key = self._gateway, self._key.name
+        used = self._meter.used(self._asked, gave_up=code in GAVE_UP)
+        if key:
+            gateway.charges.owe(key, used.charged - self._charged)
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
 
 

@@ -18,6 +18,11 @@ class Used(NamedTuple):
     cached: int = 0
     """Of the prompt."""
 
+    @property
+    def charged(self) -> int:
+        """Those that the key is charged."""
+        return self.prompt + self.completion
+
 
 class Meter:
     """One request's accounts."""

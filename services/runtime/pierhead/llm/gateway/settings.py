@@ -28,8 +28,6 @@ class GatewaySettings:
     |---|---|
     | PIERHEAD_LLM_MODELS | JSON: the service of each model; see `model_map` |
     | PIERHEAD_LLM_MODELS_OF_* | further models, so that several compose files can each add their own |
-    | PIERHEAD_LLM_KEYS_FILE | file of the API keys; see `api_keys`. Without it every client may do everything |
-    | PIERHEAD_LLM_GATEWAYS | how many gateway processes share the keys' limits, default 1 |
     | PIERHEAD_LLM_MAX_BODY_BYTES | largest body, default 32 MiB; a larger one gets 413 |
     | PIERHEAD_LLM_MAX_BODIES_BYTES | room for the bodies that wait for an answer, default 512 MiB; beyond it 503 |
     | PIERHEAD_LLM_MEDIA_HOSTS | where engines may fetch what a request names, default nowhere; see `media_hosts` |
@@ -38,8 +36,6 @@ class GatewaySettings:
     """
 
     models: ModelMap
-    keys_file: str | None = None
-    gateways: int = 1
     max_body_bytes: int = MAX_BODY_BYTES
     max_bodies_bytes: int = MAX_BODIES_BYTES
     media_hosts: frozenset[str] = frozenset()
@@ -52,8 +48,6 @@ class GatewaySettings:
         env = Environment(environ)
         settings = cls(
             models=_models(env),
-            keys_file=env.text("PIERHEAD_LLM_KEYS_FILE") or None,
-            gateways=env.integer("PIERHEAD_LLM_GATEWAYS", 1, 1, 10_000),
             max_body_bytes=env.integer(
                 "PIERHEAD_LLM_MAX_BODY_BYTES", MAX_BODY_BYTES, 1024, 60 * 1024 * 1024,
                 "a number of bytes from 1024 to 62914560",

@@ -27,7 +27,7 @@ MOST = 2**31 - 1
 """Of what is counted."""
 
 MOST_TOKENS = 10**9
-"""Of an estimate: limits count in floating point."""
+"""Of an estimate: HAProxy counts the tokens of a key in 32 bits."""
 
 _TRUE = ("true", "1", "on", "yes", "t", "y")
 """The words for true in forms, as vLLM takes them."""
@@ -69,7 +69,7 @@ class RequestParts:
 
     @property
     def tokens(self) -> int:
-        """An estimate of the tokens that it will use, for limits."""
+        """An estimate of the tokens that it will use."""
         return min(self.prompt.tokens + self.max_tokens * self.choices, MOST_TOKENS)
 
     def body_for(self, body: bytes, model: str) -> bytes:
