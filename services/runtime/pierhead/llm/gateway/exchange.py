@@ -58,7 +58,7 @@ class ClientExchange:
         self._meter = Meter(time.monotonic())
         self._key = checked_key(request.headers)
         self._charged = 0
-        """Tokens, at the head of the answer."""
+        """Tokens that were counted before the end, for the head of the answer."""
         self._asked: RequestParts | None = None
         """Set once the request may go to its model."""
         self._route: ModelRoute | None = None
@@ -245,7 +245,7 @@ class ClientExchange:
                 _Begun(first, call),
                 self._noted,
                 status=status,
-                headers={**self._headers, **self._charge(asked.tokens), hdrs.CONTENT_TYPE: content_type},
+                headers={**self._headers, **self._charge(), hdrs.CONTENT_TYPE: content_type},
                 on_error=lambda error, _: error_event(
                     error.http_status, error.kind, error.message, anthropic=self._endpoint.anthropic
                 ),
@@ -266,19 +266,20 @@ class ClientExchange:
         headers = {**self._headers, **charge, hdrs.CONTENT_TYPE: content_type or JSON}
         return web.Response(status=status, body=body, headers=headers)
 
-    def _charge(self, tokens: int) -> dict[str, str]:
-        """The header of the answer that has HAProxy charge the request's key; none without a key."""
+    def _charge(self, tokens: int = 0) -> dict[str, str]:
+        """The header that tells HAProxy what the request's key has used, with these tokens; none without a key."""
         if not self._key.name:
             return {}
         self._charged = tokens
-        return {TOKENS: str(self._gateway.charges.charge(self._key.name, tokens))}
+        self._gateway.charges.add(self._key.name, tokens)
+        return {TOKENS: str(self._gateway.charges.take(self._key.name))}
 
     def _account(self, code: str) -> None:
         """Count the request, which has ended. `code`: the HTTP status that it ended with."""
         gateway, key = self._gateway, self._key.name
         used = self._meter.used(self._asked, gave_up=code in GAVE_UP)
         if key:
-            gateway.charges.owe(key, used.charged - self._charged)
+            gateway.charges.add(key, used.charged - self._charged)
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
 
 

@@ -26,9 +26,6 @@ brackets alone would take half a minute to parse, and would block all other requ
 MOST = 2**31 - 1
 """Of what is counted."""
 
-MOST_TOKENS = 10**9
-"""Of an estimate: HAProxy counts the tokens of a key in 32 bits."""
-
 _TRUE = ("true", "1", "on", "yes", "t", "y")
 """The words for true in forms, as vLLM takes them."""
 
@@ -56,8 +53,6 @@ class RequestParts:
     """"" = none is named."""
     stream: bool
     prompt: PromptText
-    max_tokens: int
-    """Tokens of each choice; 0 = not set in the request."""
     choices: int
     """Answers in all: `n` to each prompt."""
     members: frozenset[str]
@@ -66,11 +61,6 @@ class RequestParts:
     """Of a form: the field with the model's name."""
     cleaned: bytes | None = None
     """The body without the operator's members; None if it has none of them."""
-
-    @property
-    def tokens(self) -> int:
-        """An estimate of the tokens that it will use."""
-        return min(self.prompt.tokens + self.max_tokens * self.choices, MOST_TOKENS)
 
     def body_for(self, body: bytes, model: str) -> bytes:
         """The body for the service. In a form the model's name is replaced; JSON has LLMRequest.model for it."""
@@ -82,7 +72,7 @@ class RequestParts:
         return b"".join((body[: field.begin], model.encode(), body[field.end :]))
 
 
-NOTHING_ASKED = RequestParts("", False, PromptText("", 0), 0, 1, frozenset())
+NOTHING_ASKED = RequestParts("", False, PromptText("", 0), 1, frozenset())
 """Of a request without a body."""
 
 
@@ -104,13 +94,10 @@ def read_body(
     if messages and not isinstance(found.get("messages"), list):
         raise wrong("messages", "a list of messages", found.get("messages"))
     refuse_addresses(found, media_hosts)
-    limits = [_count(found, name, 0) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
-    choices = _count(found, "n", 1) * prompts(found)
+    choices = _choices(found) * prompts(found)
     kept = _for_clients(found)
     cleaned = None if kept == found else json.dumps(kept).encode()
-    return RequestParts(
-        model, bool(stream), prompt_text(found, len(body)), max(limits), choices, frozenset(kept), None, cleaned
-    )
+    return RequestParts(model, bool(stream), prompt_text(found, len(body)), choices, frozenset(kept), None, cleaned)
 
 
 def _for_clients(found: Mapping[str, object]) -> Mapping[str, object]:
@@ -147,19 +134,19 @@ def _model(model: object) -> str:
     return model or ""
 
 
-def _count(found: Mapping[str, object], name: str, least: int) -> int:
-    """An integer member; `least` if it is absent. Engines take a number in a string, and 5.0, as an integer."""
-    given = value = found.get(name)
+def _choices(found: Mapping[str, object]) -> int:
+    """The member `n`; 1 if it is absent. Engines take a number in a string, and 5.0, as an integer."""
+    given = value = found.get("n")
     if value is None:
-        return least
+        return 1
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong(name, f"an integer >= {least}", given)
-    if not least <= value <= MOST:
-        raise wrong(name, f"an integer from {least} to {MOST}", value, "invalid_value")
+        raise wrong("n", "an integer >= 1", given)
+    if not 1 <= value <= MOST:
+        raise wrong("n", f"an integer from 1 to {MOST}", value, "invalid_value")
     return value
 
 
@@ -171,4 +158,4 @@ def _read_form(body: bytes, content_type: str) -> RequestParts:
     field, stream = fields.get("model"), fields.get("stream")
     model = _model(None if field is None else field.text)
     streams = stream is not None and stream.text.lower() in _TRUE
-    return RequestParts(model, streams, PromptText("", 0), 0, 1, frozenset(), field)
+    return RequestParts(model, streams, PromptText("", 0), 1, frozenset(), field)
