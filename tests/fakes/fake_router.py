@@ -15,7 +15,6 @@ from controller.model.actions import (
     SetServerState,
     SetServerWeight,
     SetWaitingRoom,
-    ShutdownSessions,
     WriteKeys,
     WriteRouting,
 )
@@ -97,6 +96,9 @@ class FakeRouter:
         self.done.append(action)
         if type(action) in self.failing:
             raise self.failing[type(action)]
+        self._carry_out(action)
+
+    def _carry_out(self, action: RoutingAction) -> None:
         match action:
             case WriteRouting():
                 self.hash = action.routing_hash
@@ -116,12 +118,10 @@ class FakeRouter:
                     self._put(replace(server, state=action.state))
             case DeleteServer():
                 self.servers.pop((action.backend, action.target), None)
-            case ShutdownSessions():
-                pass
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
         routes = sorted(
-            (one.name, one.route or "", one.application or "", one.replica_header, *one.grpc_services)
+            (one.name, one.route or "", one.application or "", one.replica_header, one.auth, *one.grpc_services)
             for one in services
         )
         return hashlib.sha256(repr(routes).encode()).hexdigest()[:8]

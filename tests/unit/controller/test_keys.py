@@ -204,7 +204,7 @@ KEYS = st.lists(
 @given(KEYS, KEYS)
 def test_the_commands_lead_from_any_map_to_any_other(before: list[ServiceKey], after: list[ServiceKey]) -> None:
     found, wanted = (haproxy_keys.entries(KeySet.of(tuple(keys))) for keys in (before, after))
-    for line in haproxy_keys.commands(found, wanted):
+    for line in list(haproxy_keys.commands(found, wanted)):
         verb, _, map_name, digest, *entry = line.split(" ")
         assert (map_name, len(digest), digest.upper()) == (haproxy_keys.MAP, 64, digest)
         if verb == "del":
