@@ -285,7 +285,8 @@ class Api:
 
     async def keys(self, request: web.Request) -> web.Response:
         """The keys of clients, without the keys themselves, which nobody has but their owners."""
-        return answer(answers.Keys(self._wall(), tuple(map(documents.key_document, self._commands.keys.listed()))))
+        listed = await self._commands.keys.listed()
+        return answer(answers.Keys(self._wall(), tuple(documents.key_document(*each) for each in listed)))
 
     async def make_key(self, request: web.Request) -> web.Response:
         """Make a key for clients; this answer alone has it."""

@@ -23,6 +23,7 @@ from ..observe.engine_events import LOST_S, EngineEvents
 from ..observe.gpu_marks import GpuMarks
 from ..observe.gpu_memory import GpuMemoryWatch
 from ..observe.judge import ProbeReading
+from ..observe.key_uses import KeyUses
 from ..observe.prober import AskContract, Prober, Subject, no_contract
 from ..observe.router_silence import RouterWatch
 from ..observe.snapshot import Observer, engine_watch
@@ -85,6 +86,7 @@ class Controller:
     discovery_state: DiscoveryState
     engine_events: EngineEvents
     certificates: CertificateWatch | None
+    key_uses: KeyUses
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -101,6 +103,7 @@ class Controller:
         spawn(outlive("reading HAProxy", self.observer.router.run))
         if self.certificates is not None:
             spawn(outlive("watching the certificates", partial(self.certificates.run, self.events)))
+        spawn(outlive("watching the use of keys", self.key_uses.run))
         spawn(outlive("the loop", self.loop.run))
 
     def api(self, gatekeeper: Gatekeeper) -> Api:
@@ -186,6 +189,7 @@ def assemble(
             clock=clock,
         )
     )
+    key_uses = KeyUses(at.router, store.service_keys, store.key_uses, wall)
     commands = Commands(
         store,
         events,
@@ -194,6 +198,7 @@ def assemble(
         at.engine,
         observer,
         gpu_marks,
+        key_uses,
         world.operate,
         wakeup.ring,
         loop.look_again,
@@ -214,6 +219,7 @@ def assemble(
         discovery_state=discovery_state,
         engine_events=engine_events,
         certificates=at.certificates,
+        key_uses=key_uses,
         clock=clock,
         wall=wall,
     )

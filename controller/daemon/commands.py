@@ -17,6 +17,7 @@ from ..model.phases import is_ready, phase_of
 from ..model.spec import ServiceSpec, Spec
 from ..model.world import service_address
 from ..observe.gpu_marks import GpuMarks
+from ..observe.key_uses import KeyUses
 from ..observe.snapshot import Observer
 from ..status.records import changes
 from ..storage.events import EventLog
@@ -40,6 +41,7 @@ class Commands:
     _engine: ClusterEngine
     _observer: Observer
     _gpu_marks: GpuMarks
+    _key_uses: KeyUses
     _operate: OperateReplica
     _wake: Callable[[], None]
     _look_again: Callable[[], Awaitable[None]]
@@ -48,7 +50,7 @@ class Commands:
     _wall: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self.keys = KeyCommands(self._store, self.known, self._wake, self._wall)
+        self.keys = KeyCommands(self._store, self._key_uses, self.known, self._wake, self._wall)
 
     async def stored(self) -> None:
         """Return when the changes so far are stored. Raises StoreError."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidRequest, UnknownKey
 from ..model.keys import DAY_S, NewKey, ServiceKey, digest_of, random_key
+from ..observe.key_uses import KeyUses
 from ..storage.store import StateStore
 
 MOST_KEYS = 10_000
@@ -18,13 +19,15 @@ class KeyCommands:
     """`known` raises UnknownService for what is no service. `wall` is the machine's clock."""
 
     _store: StateStore
+    _uses: KeyUses
     _known: Callable[[str], object]
     _wake: Callable[[], None]
     _wall: Callable[[], float]
 
-    def listed(self) -> list[ServiceKey]:
-        """All keys by name, also those that have ended."""
-        return [key for _, key in sorted(self._store.service_keys.items())]
+    async def listed(self) -> list[tuple[ServiceKey, float | None]]:
+        """All keys by name, also those that have ended, and when each was last used."""
+        await self._uses.look()
+        return [(key, self._uses.at(name)) for name, key in sorted(self._store.service_keys.items())]
 
     def make(self, wanted: NewKey) -> tuple[ServiceKey, str]:
         """A new key, and what its owner sends. Raises InvalidRequest, UnknownService, StoreError."""
@@ -62,4 +65,5 @@ class KeyCommands:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownKey(f"there is no key {name[:80]!r}; {hint}`pierhead keys list` names all")
         keys.drop(name)
+        self._store.key_uses.drop(name)
         self._wake()

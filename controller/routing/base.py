@@ -6,7 +6,7 @@ same promises.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ..model.actions import (
@@ -45,6 +45,12 @@ class Router(Protocol):
 
     async def perform(self, action: RoutingAction) -> None:
         """Carry out one action; "already there" and "already gone" are success. Raises RoutingError and its kinds."""
+        ...
+
+    async def key_ages(self) -> Mapping[str, float]:
+        """How many seconds ago keys of clients were last used, by name, for those of the last minutes. Raises as
+        `observe`.
+        """
         ...
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:

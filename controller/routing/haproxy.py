@@ -46,6 +46,10 @@ class HAProxyRouter:
         """See `Router.observe`."""
         return await self._process.observe()
 
+    async def key_ages(self) -> Mapping[str, float]:
+        """See `Router.key_ages`."""
+        return await self._process.key_ages()
+
     async def http_is_silent(self) -> bool:
         """See `Router.http_is_silent`."""
         try:

@@ -20,6 +20,9 @@ and have a map of its own for each line that names it."""
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LIST = re.compile(r"[A-Za-z0-9._:/@*?\[\]!,-]*")
+_USE = re.compile(r"key=(\S+) use=\d+ exp=(\d+)")
+KEPT_S = 120
+"""How long HAProxy knows of a use: `expire` in haproxy.cfg.j2."""
 _ABSENT = "Unknown map identifier"
 _AT_ONCE = 8_000
 """Bytes of commands on one connection: HAProxy reads at most tune.bufsize, 16 kB, at once."""
@@ -73,6 +76,11 @@ async def known(runtime: RuntimeSocket) -> dict[str, str] | None:
         return None
     # Each line has an address, the key and the value.
     return {parts[1]: parts[2] for line in shown.splitlines() if len(parts := line.split()) == 3}
+
+
+def ages(table: str) -> dict[str, float]:
+    """By name, for each key in `show table keys`: seconds since its last use."""
+    return {name: max(0.0, KEPT_S - int(left_ms) / 1000) for name, left_ms in _USE.findall(table)}
 
 
 def commands(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:

@@ -96,6 +96,10 @@ class HAProxyProcess:
             ),
         )
 
+    async def key_ages(self) -> Mapping[str, float]:
+        """See `Router.key_ages`."""
+        return haproxy_keys.ages(await self.runtime.ask("show table keys"))
+
     async def perform(self, action: ProcessAction) -> None:
         """See `Router.perform`. Raises RoutingError (with the command and HAProxy's answer), RoutingUnreachable."""
         if isinstance(action, SetWaitingRoom):

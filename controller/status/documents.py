@@ -102,9 +102,10 @@ def event_document(stored: StoredEvent) -> EventDocument:
 _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
 
 
-def key_document(key: ServiceKey) -> KeyDocument:
+def key_document(key: ServiceKey, used_at: float | None = None) -> KeyDocument:
     """A key of clients, without its hash."""
-    return KeyDocument(**{each.name: getattr(key, each.name) for each in fields(KeyDocument)})
+    shown = {each.name: getattr(key, each.name) for each in fields(KeyDocument) if each.name != "used_at"}
+    return KeyDocument(**shown, used_at=used_at)
 
 
 def timed_lines(text: str) -> Iterator[tuple[str, str]]:

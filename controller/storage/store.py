@@ -67,6 +67,8 @@ class StateStore:
         """Marks on GPUs, by UUID."""
         self.service_keys: RowKind[str, ServiceKey] = RowKind(rows, "service_key", key_of, asdict, asked=True)
         """Keys of clients, by name."""
+        self.key_uses: RowKind[str, float] = RowKind(rows, "key_use", float, _same)
+        """About when each was last used (unix time)."""
         self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)
         self._keys: RowKind[str, str] = RowKind(rows, "key", str, _same)
         self._last_seq = rows.last_seq

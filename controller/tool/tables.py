@@ -276,7 +276,7 @@ def keys(document: Keys, width: int) -> Iterator[RenderableType]:
         yield Text("there are no keys; `pierhead keys create NAME` makes one")
         return
     listing = CellTable(
-        ("KEY", "OPENS", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "AT A TIME", "AGE", "ENDS"),
+        ("KEY", "OPENS", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "AT A TIME", "AGE", "LAST USED", "ENDS"),
         optional=("MODELS", "AGE", "TOKENS/MIN"),
     )
     for key in document.keys:
@@ -287,6 +287,7 @@ def keys(document: Keys, width: int) -> Iterator[RenderableType]:
             ", ".join(key.models) or "all",
             *(str(limit or "-") for limit in limits),
             age(key.made_at, document.at),
+            "-" if key.used_at is None else f"{age(key.used_at, document.at)} ago",
             "-"
             if key.ends_at is None
             else "ended"

@@ -126,12 +126,12 @@ async def test_keys_are_changed_without_a_reload_and_survive_one(closed: Edge) -
     assert (await closed.state()).pid == before
     await closed.route(service("echo", auth="key"), service("open"), service("more"))
     assert await known() == {"a": 401, "b": 200, "c": 200}, "after a reload"
-    assert (await closed.state()).keys == "", "the new process is compared once"
-    await know(closed, key("b"), key("c"))
-    assert (await closed.state()).keys == KeySet.of((key("b"), key("c"))).digest
+    in_force = KeySet.of((key("b"), key("c"))).digest
+    assert (await closed.state()).keys == in_force
     await asyncio.to_thread(closed.container.kill_and_wait)
     closed.router = HAProxyRouter(closed.run_dir)
     assert await known() == {"a": 401, "b": 200, "c": 200}, "after a crash"
+    assert (await closed.state()).keys == in_force
     await know(closed)
     assert set((await known()).values()) == {401}
 
@@ -175,6 +175,16 @@ async def test_requests_a_minute(closed: Edge) -> None:
         assert (code, error["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "10")
         assert "The key team has no more requests a minute" in error["message"]
     assert await status(closed, **bearer("other")) == 200
+
+
+async def test_when_a_key_was_last_used(closed: Edge) -> None:
+    await know(closed, key("team"), key("other"))
+    assert await closed.router.key_ages() == {}
+    assert await status(closed, **bearer("team")) == 200
+    assert await status(closed, **bearer("unknown")) == 401
+    ages = await closed.router.key_ages()
+    assert ages.keys() == {"team"}
+    assert 0 <= ages["team"] < 60
 
 
 async def test_requests_at_a_time(closed: Edge) -> None:

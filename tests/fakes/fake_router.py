@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -40,6 +40,8 @@ class FakeRouter:
     backends: frozenset[str] = frozenset()
     hash: str = ""
     keys: KeySet = NO_KEYS
+    used: dict[str, float] = field(default_factory=dict)
+    """Seconds since the last use of a key, by name."""
     done: list[RoutingAction] = field(default_factory=list)
     failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
     answers: Callable[[str], bool] = lambda name: True
@@ -79,6 +81,11 @@ class FakeRouter:
             keys=self.keys.digest,
             away=self.away,
         )
+
+    async def key_ages(self) -> Mapping[str, float]:
+        if not self.up:
+            raise RoutingUnreachable("it is away")
+        return self.used
 
     async def http_is_silent(self) -> bool:
         await self._hang(2.0)

@@ -63,6 +63,8 @@ class KeyDocument(Document):
     concurrent: int
     made_at: float
     ends_at: float | None
+    used_at: float | None
+    """About when it was last used; null = never, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

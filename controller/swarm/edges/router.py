@@ -293,6 +293,15 @@ class EdgesRouter:
             if is_open == (backend in state.closed)
         ]
 
+    async def key_ages(self) -> Mapping[str, float]:
+        """See `Router.key_ages`. Edges that do not answer are left out."""
+        answers = await asyncio.gather(
+            *(edge.process.key_ages() for edge in self._edges.values()), return_exceptions=True
+        )
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        names = {name for ages in found for name in ages}
+        return {name: min(ages[name] for ages in found if name in ages) for name in names}
+
     # ---------------------------------------------------------------------------------------------------- actions
 
     async def perform(self, action: RoutingAction) -> None:

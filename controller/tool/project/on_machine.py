@@ -95,7 +95,7 @@ class OnMachine:
             return ""
         return (
             f"Only this machine reaches HTTP and gRPC. The line {machine.BIND}=0.0.0.0 in .env opens them to others, "
-            "who may then use every service.\n"
+            "who may then use every service that asks for no key (x-serve.auth).\n"
         )
 
     def tell_trouble(self, compose: Compose) -> None:

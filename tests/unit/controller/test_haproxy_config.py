@@ -103,13 +103,14 @@ def test_only_networks_are_put_into_the_list_of_trusted_proxies(network: str) ->
 
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
-    services = [WEB, replace(WEB, name="b", max_queued_requests=0)]
+    services = [WEB, replace(WEB, name="b", max_queued_requests=0, auth="key")]
     text = config.render(services, EdgeLimits(client_requests_per_s=1), is_remote=True)
     named = set(re.findall(r"/errors/(\S+)", text))
     assert named == {page.name for page in pages.iterdir()}
     for page in pages.iterdir():
         error = json.loads(page.read_text())["error"]
-        assert error.keys() == {"code", "message", "request_id"}
+        of_models = {"type", "param"} if page.name.startswith("key-") else set()
+        assert error.keys() == {"code", "message", "request_id"} | of_models
 
 
 def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> None:
@@ -122,6 +123,7 @@ def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> No
 
 
 BACKEND_CHANGES: list[dict[str, Any]] = [
+    {"auth": "key"},
     {"route": "/other"},
     {"strip_prefix": True},
     {"max_ongoing_requests": 7},

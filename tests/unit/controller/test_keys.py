@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ async def test_a_key_comes_to_haproxy_and_goes_again(control: Control) -> None:
         assert there.ends_at == there.made_at + 2 * DAY_S
         listed = (await (await client.get(PATH)).json())["keys"]
         assert listed == [made["about"]]
+        control.router.used["team"] = 30.0
+        [used] = (await (await client.get(PATH)).json())["keys"]
+        assert 29.0 < time.time() - used["used_at"] < 60.0
         for secret in (made["key"], there.digest):
             assert secret not in json.dumps([listed, await (await client.get("/api/v1/events")).json()])
         assert (await client.delete(f"{PATH}/team")).status == 202
@@ -63,14 +67,22 @@ async def test_a_key_comes_to_haproxy_and_goes_again(control: Control) -> None:
         )  # fmt: skip
 
 
-async def test_keys_survive_the_controller(control: Control) -> None:
+async def test_keys_and_their_last_use_survive_the_controller(control: Control) -> None:
     async with serving(control) as client:
         await client.post(PATH, json={"name": "team", "models": ["qwen*"]})
         await until(lambda: known(control) == {"team"})
+        control.router.used["team"] = 30.0
+        [before] = (await (await client.get(PATH)).json())["keys"]
     control.router.keys = NO_KEYS
+    control.router.used.clear()
     async with serving(control) as client:
         await until(lambda: known(control) == {"team"})
         assert control.router.keys.keys[0].models == ("qwen*",)
+        assert (await (await client.get(PATH)).json())["keys"] == [before]
+        await client.delete(f"{PATH}/team")
+        await client.post(PATH, json={"name": "team"})
+        [new] = (await (await client.get(PATH)).json())["keys"]
+        assert new["used_at"] is None, "another key of that name"
 
 
 async def test_without_a_service_that_asks_for_one_nothing_is_written(control: Control) -> None:

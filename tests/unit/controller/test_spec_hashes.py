@@ -92,6 +92,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "strip_prefix": {"route": "/a"},
     "application": {"grpc_services": ["a.B"]},
     "router.replica_header": {"route": "/a"},
+    "auth": {"route": "/a"},
     "managed": {"health": {"probe": {"path": "/a"}}, "route": "/a"},
     "health.probe.path": {"route": "/a"},
     "graceful_shutdown_wait_loop_s": {"graceful_shutdown_timeout_s": 86_460},
