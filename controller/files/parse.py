@@ -217,10 +217,12 @@ def _service(
         callees=callees,
         probe=probe,
         route=block.route,
+        host=block.host,
         strip_prefix=block.strip_prefix,
         grpc_services=tuple(block.grpc_services),
         application=block.application,
         auth=block.auth,
+        allow=tuple(block.allow),
         max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
@@ -378,11 +380,17 @@ def _check_protocol(path: str, block: ServeBlock, problems: Problems) -> None:
         )
     if block.strip_prefix and block.route is None:
         problems.add(at(path, "strip_prefix"), "strips the route from the path, and this service has no route")
+    if block.host is not None and block.route is None:
+        problems.add(at(path, "host"), "is for requests to a route, and this service has none; write route: /")
     if block.application is not None and not block.grpc_services:
         problems.add(
             at(path, "application"), "is how gRPC clients choose between services, and this one has no grpc_services"
         )
-    for_outside = {"router.replica_header": block.router.replica_header, "auth": block.auth != "none"}
+    for_outside = {
+        "router.replica_header": block.router.replica_header,
+        "auth": block.auth != "none",
+        "allow": bool(block.allow),
+    }
     for key, is_written in for_outside.items():
         if is_written and block.route is None and not block.grpc_services:
             problems.add(
@@ -526,15 +534,17 @@ def _check_gpu_isolation(path: str, definition: Mapping[str, Any], gpu: GpuReque
 
 
 def _check_routes(blocks: Mapping[str, ServeBlock], problems: Problems) -> None:
-    owners: dict[str, str] = {}
+    owners: dict[tuple[str | None, str], str] = {}
     for name, block in blocks.items():
         if block.route is None:
             continue
-        owner = owners.setdefault(block.route, name)
+        owner = owners.setdefault((block.host, block.route), name)
         if owner != name:
+            where = f"of {block.host} " if block.host else ""
             problems.add(
                 at(at("services", name), "x-serve.route"),
-                f'route "{block.route}" is already taken by service "{owner}"; each route belongs to one service',
+                f'route "{block.route}" {where}is already taken by service "{owner}"; each route belongs to one '
+                "service, or give each a host of its own",
             )
 
 

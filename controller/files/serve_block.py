@@ -38,6 +38,7 @@ _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _LEAST_THRESHOLD = 4096
 """One page: a smaller tensor would take as much."""
 SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -63,6 +64,13 @@ def _check_route(route: str) -> str:
     if route == "/-" or route.startswith("/-/"):
         raise _expected('a path outside "/-/" (Pierhead answers there itself)')
     return route
+
+
+def _check_network(text: object) -> str:
+    try:
+        return str(ipaddress.ip_network(str(text)))
+    except ValueError:
+        raise _expected("an address or a network, such as 10.0.0.0/8 (no bits set behind the slash's length)") from None
 
 
 def memory_bytes(size: str) -> int:
@@ -227,6 +235,8 @@ _KINDS: Mapping[str, Any] = {
     ),
     "query": Annotated[str, AfterValidator(_check_query)],
     "replicas": Annotated[int, Field(ge=0), AfterValidator(_check_replicas)],
+    "host": _matching(_HOST, 'a name in lower case, such as shop.example, or "*.shop.example"'),
+    "network": Annotated[str, BeforeValidator(_check_network)],
     "route": Annotated[str, AfterValidator(_check_route), _pattern(_PATH)],
     "router_policy": Annotated[
         str,

@@ -232,6 +232,8 @@ class ServiceSpec:
     """Services that it needs (Compose's depends_on): their new versions come first."""
     route: str | None = None
     """HTTP path prefix without a trailing slash ("/" = everything); None = not reachable over HTTP from outside."""
+    host: str | None = None
+    """The name, or "*.name", that requests for the route are sent to; None = whatever name."""
     strip_prefix: bool = False
     grpc_services: tuple[str, ...] = ()
     """Full names of the gRPC services that port 9000 routes to this service."""
@@ -239,6 +241,8 @@ class ServiceSpec:
     """The metadata by which gRPC clients choose it where other services have the same gRPC service."""
     auth: Auth = "none"
     """What HAProxy asks of clients: "key" = a key of the stack."""
+    allow: tuple[str, ...] = ()
+    """Networks, as 10.0.0.0/8, of the clients that HAProxy serves; () = all."""
     max_replicas_per_node: int | None = None
     """How many replicas may be on this machine at a time; None = as many as fit."""
     max_ongoing_requests: int = 100
@@ -294,9 +298,20 @@ class ServiceSpec:
         return tuple((self.container.get("Placement") or {}).get("Constraints") or ())
 
     @property
+    def matched(self) -> str:
+        """What HTTP requests have that come here: "/shop" or "shop.example/"; "" = none do."""
+        return "" if self.route is None else f"{self.host or ''}{self.route}"
+
+    @property
     def is_routed(self) -> bool:
         """Whether HAProxy routes requests to the service; only then it has a backend for it."""
         return self.route is not None or bool(self.grpc_services)
+
+
+def by_precedence(spec: ServiceSpec) -> tuple[bool, bool, int, str]:
+    """Sorts services with a route as HAProxy tries them: a name before "*.", before none, then the longest route."""
+    host, route = spec.host or "", spec.route or ""
+    return not host, host.startswith("*"), -len(route), spec.matched
 
 
 RESTART = "restart"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from ..errors import RoutingError
-from ..model.spec import ServiceSpec
+from ..model.spec import ServiceSpec, by_precedence
 from ..settings import DEFAULT_LIMITS, EdgeLimits
 from .haproxy_keys import MAP as KEYS_MAP
 from .haproxy_text import HASH_LINE, SERVICE, matching
@@ -33,6 +33,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_HOST = re.compile(r"(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*")
 _NETWORK = re.compile(r"[0-9a-f.:]+/[0-9]{1,3}")
 _CERTIFICATES = re.compile(r"[0-9a-f]{16}|none")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -147,14 +148,14 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
     specs = [spec for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
     applications = _applications(specs)
     routed = [_service(spec, limits, applications) for spec in specs]
-    # The longest prefix decides, so it comes first.
-    http = sorted((s for s in routed if s["route"]), key=lambda s: (-len(s["route"]), s["route"]))
+    places = {spec.name: number for number, spec in enumerate(sorted(specs, key=by_precedence))}
+    http = sorted((s for s in routed if s["route"]), key=lambda s: places[s["name"]])
     grpc = [s for s in routed if s["grpc_services"]]
     for network in limits.trusted_proxies:
         matching(_NETWORK, network, "network of trusted proxies")
     if tls is not None:
         matching(_CERTIFICATES, tls.certificates, "directory of certificates")
-    routes = {s["route"]: s["name"] for s in http if limits.shows_routes}
+    routes = {s["matched"]: s["name"] for s in http if limits.shows_routes}
     routes_text = f" The routes are {', '.join(routes)}." if routes else " There are no routes yet."
     grpc_names = ", ".join(sorted({name for spec in specs for name in spec.grpc_services}))
     grpc_text = f" Known are {grpc_names}." if grpc_names else " There are none yet."
@@ -225,6 +226,9 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         "name": matching(SERVICE, spec.name, "service name"),
         "protocol": spec.protocol,
         "route": spec.route,
+        "matched": spec.matched,
+        "http_matches": _http_matches(spec),
+        "host": spec.host,
         "route_pattern": (spec.route or "").replace(".", "[.]"),
         "strip_prefix": spec.strip_prefix,
         "balance": _balance(spec),
@@ -232,6 +236,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         "grpc_services": spec.grpc_services,
         "grpc_matches": [_grpc_match(name, spec, applications) for name in spec.grpc_services],
         "auth": spec.auth,
+        "allow": [matching(_NETWORK, network, f"network of service {spec.name!r}") for network in spec.allow],
         # Whether a response names its replica, and a request may.
         "names_replicas": spec.replica_header,
         # "" = nothing is asked, a connection suffices.
@@ -258,6 +263,20 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         "logs_itself": spec.managed,
         "server_options": " ".join(server_options(spec)),
     }
+
+
+def _http_matches(spec: ServiceSpec) -> list[str]:
+    """The conditions of a request to this service, of which one must hold."""
+    if spec.route is None:
+        return []
+    host = ""
+    if spec.host is not None:
+        name = matching(_HOST, spec.host, f"host of service {spec.name!r}")
+        # A name below another one ends with it, dot included.
+        host = f"{{ var(txn.host) -m {'end' if name.startswith('*') else 'str'} {name.removeprefix('*')} }} "
+    if spec.route == "/":
+        return [f"{host}{{ path_beg / }}"]
+    return [f"{host}{{ path {spec.route} }}", f"{host}{{ path_beg {spec.route}/ }}"]
 
 
 def _balance(spec: ServiceSpec) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from ..model.actions import Action, action_name
 from ..model.keys import ServiceKey
 from ..model.reports import RolloutStatus
-from ..model.spec import ServiceSpec, backend_name
+from ..model.spec import ServiceSpec, backend_name, by_precedence
 from ..model.world import RoutingState
 from ..plan.user_config import progress_words
 from ..storage.rows import StoredEvent
@@ -135,9 +135,8 @@ def routes(view: View) -> Routes:
 
 def _matches(services: Collection[ServiceSpec]) -> Iterator[tuple[Literal["http", "grpc"], str, ServiceSpec]]:
     """Yield (protocol, what is matched, service)."""
-    http = [spec for spec in services if spec.route is not None]
-    for spec in sorted(http, key=lambda spec: (-len(spec.route or ""), spec.route or "")):
-        yield "http", spec.route or "", spec
+    for spec in sorted((spec for spec in services if spec.route is not None), key=by_precedence):
+        yield "http", spec.matched, spec
     by_name = [(name, spec) for spec in services for name in spec.grpc_services]
     for name, one in sorted(by_name, key=lambda named: named[0]):
         yield "grpc", name, one

@@ -202,7 +202,7 @@ def _row(material: _Material) -> Service:
         image=spec.image if spec else None,
         protocol=spec.protocol if spec else None,
         port=spec.port if spec else None,
-        route=spec.route if spec else None,
+        route=(spec.matched or None) if spec else None,
         grpc_services=tuple(spec.grpc_services) if spec else (),
         version=rollout.version if rollout else None,
         offered=rollout.offered if rollout else None,

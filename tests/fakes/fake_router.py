@@ -128,7 +128,7 @@ class FakeRouter:
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
         routes = sorted(
-            (one.name, one.route or "", one.application or "", one.replica_header, one.auth, *one.grpc_services)
+            (one.name, one.matched, one.application or "", one.replica_header, one.auth, *one.allow, *one.grpc_services)
             for one in services
         )
         return hashlib.sha256(repr(routes).encode()).hexdigest()[:8]

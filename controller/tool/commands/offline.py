@@ -137,7 +137,7 @@ def _words(service: ServiceSpec) -> str:
     bounds = service.autoscale
     count = f"{bounds.min} to {bounds.max} replicas" if bounds else _count(service.replicas)
     gpus = f", {service.gpu.count} GPU each" if service.gpu else ""
-    reached = [service.route] if service.route else []
+    reached = [service.matched] if service.matched else []
     reached += [f"gRPC {name}" for name in service.grpc_services]
     outside = ", ".join(reached) or "not reachable from outside"
     return f"{count}{gpus}, {service.protocol} on port {service.port}, {outside}"

@@ -35,6 +35,8 @@ class ServiceRoute:
     path: str
     is_gateway: bool
     """Whether it has OpenAI's API."""
+    host: str = ""
+    """The name that requests must be sent to; "" = whatever name."""
 
     @property
     def first_request(self) -> str:
@@ -51,10 +53,14 @@ class ServiceRoute:
 def routes(services: Services) -> list[ServiceRoute]:
     """Of all services."""
     return [
-        ServiceRoute(name, path, any(str(variable).startswith(_GATEWAY) for variable in one.get("environment") or {}))
+        ServiceRoute(name, path, _is_gateway(one), str(_block(one).get("host") or ""))
         for name, one in services.items()
         if (path := str(_block(one).get("route") or "")).startswith("/")
     ]
+
+
+def _is_gateway(service: Mapping[str, Any]) -> bool:
+    return any(str(variable).startswith(_GATEWAY) for variable in service.get("environment") or {})
 
 
 def ports(services: Services) -> Iterator[tuple[str, int]]:

@@ -156,7 +156,7 @@ class StackUp:
         def missing() -> str:
             while silent:
                 status = self.stack.programs.status(machine.address(self.stack, "PIERHEAD_HTTP_PORT", silent[0]))
-                if status != 200:
+                if status not in (200, 401):  # a service may ask for a key
                     return f"GET {silent[0]}: {status or 'no answer'}"
                 silent.pop(0)
             return ""
@@ -175,8 +175,14 @@ class StackUp:
 
     def _print_addresses(self, compose: Compose, routes: Sequence[ServiceRoute]) -> None:
         stack = self.stack
-        paths = {one.service: one.shown(of_clone=stack.project.is_clone) for one in routes}
-        rows = [(name, machine.http_address(stack, path)) for name, path in paths.items()]
+        rows = [
+            (
+                one.service,
+                machine.http_address(stack, one.shown(of_clone=stack.project.is_clone))
+                + (f"  (Host: {one.host})" if one.host else ""),
+            )
+            for one in routes
+        ]
         rows.append(("gRPC", machine.address(stack, "PIERHEAD_GRPC_PORT").removeprefix("http://")))
         rows += self.place.addresses(compose)
         self.say("\n".join(["", *(f"  {name:<12} {address}" for name, address in rows), ""]))

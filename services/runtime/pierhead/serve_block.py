@@ -309,10 +309,12 @@ class ServeBlock(KeyBlock):
     port: Annotated[Port | None, NewContainer()] = None
     listen: Annotated[Literal["socket", "tcp"], NewContainer()] = "socket"
     route: Annotated[str, Syntax("route")] | None = None
+    host: Annotated[str, Syntax("host")] | None = None
     strip_prefix: bool = False
     grpc_services: list[Annotated[str, Syntax("grpc_name")]] = field(default_factory=list)
     application: Annotated[str, Syntax("application")] | None = None
     auth: Literal["none", "key"] = "none"
+    allow: list[Annotated[str, Syntax("network")]] = field(default_factory=list)
     max_ongoing_requests: Annotated[int, Between(1, 1_000_000), Variable("PIERHEAD_MAX_ONGOING_REQUESTS")] = 100
     max_queued_requests: Annotated[int, Between(-1, 1_000_000)] = -1
     router: RouterBlock = field(default_factory=RouterBlock)
@@ -369,10 +371,12 @@ class XServe(TypedDict, total=False):
     port: int
     listen: str
     route: str
+    host: str
     strip_prefix: bool
     grpc_services: list[str]
     application: str
     auth: str
+    allow: list[str]
     max_ongoing_requests: int
     max_queued_requests: int
     router: Mapping[str, Any]

@@ -103,7 +103,7 @@ def test_only_networks_are_put_into_the_list_of_trusted_proxies(network: str) ->
 
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
-    services = [WEB, replace(WEB, name="b", max_queued_requests=0, auth="key")]
+    services = [WEB, replace(WEB, name="b", max_queued_requests=0, auth="key", allow=("10.0.0.0/8",))]
     text = config.render(services, EdgeLimits(client_requests_per_s=1), is_remote=True)
     named = set(re.findall(r"/errors/(\S+)", text))
     assert named == {page.name for page in pages.iterdir()}
@@ -124,6 +124,8 @@ def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> No
 
 BACKEND_CHANGES: list[dict[str, Any]] = [
     {"auth": "key"},
+    {"allow": ("10.0.0.0/8",)},
+    {"host": "shop.example"},
     {"route": "/other"},
     {"strip_prefix": True},
     {"max_ongoing_requests": 7},

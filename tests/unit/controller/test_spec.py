@@ -519,6 +519,8 @@ FOREIGN_THREAD = {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thr
         ({"application": "eu"}, "application: is how gRPC clients choose between services, and this one has no"),
         ({"router": {"replica_header": True}}, "router.replica_header: is for requests from outside, and none come"),
         ({"auth": "key"}, "auth: is for requests from outside, and none come"),
+        ({"allow": ["10.0.0.0/8"]}, "allow: is for requests from outside, and none come"),
+        ({"host": "shop.example"}, "host: is for requests to a route, and this service has none"),
         ({"auth": "jwt"}, 'auth: expected "none" or "key", found "jwt"'),
         ({"strip_prefix": True}, "strip_prefix: strips the route from the path, and this service has no route"),
         ({"port": 9100}, "port: 9100 is the admin port of a managed replica; choose another one"),

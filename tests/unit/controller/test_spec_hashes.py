@@ -93,6 +93,8 @@ AROUND: dict[str, dict[str, Any]] = {
     "application": {"grpc_services": ["a.B"]},
     "router.replica_header": {"route": "/a"},
     "auth": {"route": "/a"},
+    "allow": {"route": "/a"},
+    "host": {"route": "/a"},
     "managed": {"health": {"probe": {"path": "/a"}}, "route": "/a"},
     "health.probe.path": {"route": "/a"},
     "graceful_shutdown_wait_loop_s": {"graceful_shutdown_timeout_s": 86_460},
