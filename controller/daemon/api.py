@@ -183,7 +183,7 @@ class Api:
         view = self._publisher.view
         row = next((row for row in view.services if row.name == name), None)
         if row is None:
-            self._commands.known(name)
+            self._specs.known(name)
             raise NotYet(f"{name} was just added and has not been looked at yet; repeat in a second")
         return answer(row)
 
@@ -192,7 +192,7 @@ class Api:
         replicas = replicas_in(await self._body(request))
         name = request.match_info["name"]
         message = self._commands.scale(name, replicas)
-        spec = self._commands.known(name).services[name]
+        spec = self._specs.known(name).services[name]
         wanted = spec.replicas if replicas is None and spec.autoscale is None else None
         scaled = changes.Scaled(name, AUTO if replicas is None else replicas, message, wanted)
         return answer(scaled, 202)
@@ -284,21 +284,22 @@ class Api:
         return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def keys(self, request: web.Request) -> web.Response:
-        """The keys of clients, without the keys themselves, which nobody has but their owners."""
+        """The keys of clients, without the keys themselves: only their owners have them."""
         listed = await self._commands.keys.listed()
         return answer(answers.Keys(self._wall(), tuple(documents.key_document(*each) for each in listed)))
 
     async def make_key(self, request: web.Request) -> web.Response:
         """Make a key for clients; this answer alone has it."""
         made, key = self._commands.keys.make(key_in(await self._body(request)))
-        return answer(changes.MadeKey(key, documents.key_document(made)))
+        await self._commands.stored()
+        return answer(changes.MadeKey(key, documents.key_document(made), await self._commands.keys.told()))
 
     async def revoke_key(self, request: web.Request) -> web.Response:
         """Revoke a key of clients: it opens nothing any more."""
         name = request.match_info["key"]
         nothing_in(await self._body(request))
         self._commands.keys.revoke(name)
-        return answer(changes.Revoked(name), 202)
+        return answer(changes.Revoked(name, await self._commands.keys.told()), 202)
 
     async def logs(self, request: web.Request) -> web.Response:
         """The last log lines of a service's replicas."""

@@ -18,6 +18,7 @@ from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
 from ..files.certificates import CertificateWatch
 from ..files.watch import SpecWatch
+from ..model.keys import NO_KEYS
 from ..observe.contracts import ImageContracts
 from ..observe.engine_events import LOST_S, EngineEvents
 from ..observe.gpu_marks import GpuMarks
@@ -40,6 +41,7 @@ from .apply import Executor, Give, Performer, Reporter, TellToSleep
 from .boundaries import Boundaries
 from .callers import Gatekeeper
 from .commands import Commands
+from .keys import MOST_KEYS, MOST_KEYS_OF_NODES, KeyCommands
 from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup
 from .nodes import NodeParts
@@ -164,8 +166,8 @@ def assemble(
 
     remaining = RemainingServices(store.revisions, deployer.state, discovery_state.callers)
     routing_hash, silence_s = at.router.routing_hash, world.router_silence_s
-    keys = KeysInForce(store.service_keys, wall)
-    desirer = Desirer(store, events, scaler, deployer, remaining, keys, routing_hash, obsolete_failures, silence_s)
+    in_force = KeysInForce(store.service_keys, wall)
+    desirer = Desirer(store, events, scaler, deployer, remaining, in_force, routing_hash, obsolete_failures, silence_s)
     tell = world.give, world.tell_to_sleep, prober.learn
     performer = Performer(at.engine, at.router, store, events, world.project, *tell, at.acts, clock)
 
@@ -190,6 +192,14 @@ def assemble(
         )
     )
     key_uses = KeyUses(at.router, store.service_keys, store.key_uses, wall)
+
+    def haproxy_has_keys() -> bool:
+        wanted = in_force.now(specs.current.services.values() if specs.current else ())
+        routing = observer.latest.routing
+        return wanted is NO_KEYS or (routing is not None and routing.keys == wanted.digest)
+
+    most = MOST_KEYS if at.engine.places == "ours" else MOST_KEYS_OF_NODES
+    keys = KeyCommands(store, key_uses, specs.known, haproxy_has_keys, wakeup.ring, wall, most)
     commands = Commands(
         store,
         events,
@@ -198,13 +208,12 @@ def assemble(
         at.engine,
         observer,
         gpu_marks,
-        key_uses,
         world.operate,
         wakeup.ring,
         loop.look_again,
         nodes,
+        keys,
         clock,
-        wall,
     )
     return Controller(
         loop=loop,

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, Final, get_args
 
 from ..errors import InvalidRequest
-from ..model.keys import MODEL, NAME, NewKey
+from ..model.keys import MODEL, NAME
 from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line
 from ..status.records import changes
@@ -18,7 +18,8 @@ from ..status.records import changes
 AUTO: Final = "auto"
 """In place of a number of replicas: the files or the autoscaler decide again."""
 LONGEST_FAULT = 500
-MOST_OF_LIST = 100
+LONGEST_MODELS, LONGEST_SERVICES = 500, 2_000
+"""Services get the models in a header, for which HAProxy has 1,024 bytes of room beside a body."""
 MOST_COUNTED = 1_000_000_000
 """HAProxy counts with 32 bits."""
 MOST_DAYS = 36_500
@@ -75,20 +76,20 @@ def operation_in(body: bytes) -> changes.Operate:
     return wanted
 
 
-def key_in(body: bytes) -> NewKey:
+def key_in(body: bytes) -> changes.MakeKey:
     """Return the key of {"name": "team-a", "services": ["web"], "per_minute": 600}; raises InvalidRequest."""
     example = '{"name": "team-a", "services": ["web"], "per_minute": 600, "days": 90}'
-    document = _document(body, example, *(each.name for each in fields(NewKey)), is_required=True)
+    document = _document(body, example, *(each.name for each in fields(changes.MakeKey)), is_required=True)
     name = document.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidRequest(f"name: expected 1 to 63 letters, digits and ._@-, found {_shown(name)}")
-    models = _texts(document, "models")
+    models = _texts(document, "models", LONGEST_MODELS)
     for model in models:
         if not MODEL.fullmatch(model):
             raise InvalidRequest(f"models: expected names or patterns such as qwen*, found {_shown(model)}")
-    return NewKey(
+    return changes.MakeKey(
         name=name,
-        services=_texts(document, "services"),
+        services=_texts(document, "services", LONGEST_SERVICES),
         models=models,
         per_minute=_whole(document, "per_minute"),
         tokens_per_minute=_whole(document, "tokens_per_minute"),
@@ -139,16 +140,18 @@ def _document(body: bytes, example: str, *keys: str, is_required: bool = False) 
     return document
 
 
-def _texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return a list of texts, each of them once; raises InvalidRequest."""
+def _texts(document: Mapping[str, Any], key: str, longest: int) -> tuple[str, ...]:
+    """Return a list of texts of at most `longest` characters in all, each of them once; raises InvalidRequest."""
     texts = document.get(key, [])
-    if not isinstance(texts, list) or len(texts) > MOST_OF_LIST or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest(f"{key}: expected a list of at most {MOST_OF_LIST} names, found {_shown(texts)}")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{key}: expected a list of names, found {_shown(texts)}")
+    if len(",".join(texts)) > longest:
+        raise InvalidRequest(f"{key}: expected at most {longest} characters in all, found {len(','.join(texts))}")
     return tuple(dict.fromkeys(texts))
 
 
 def _whole(document: Mapping[str, Any], key: str, most: int = MOST_COUNTED) -> int:
-    """Return a number that bounds something, 0 where there is none; raises InvalidRequest."""
+    """Return a limit, 0 where there is none; raises InvalidRequest."""
     number = document.get(key, 0)
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
         raise InvalidRequest(f"{key}: expected a whole number up to {most}, or 0 for no limit, found {_shown(number)}")

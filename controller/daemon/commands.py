@@ -4,20 +4,18 @@ wanted wakes the loop."""
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..desired.deployer import Deployer
 from ..engines.base import NO_MARKS, ClusterEngine
-from ..errors import InvalidRequest, NoReadyReplica, NotYet, SpecError, UnknownService
+from ..errors import InvalidRequest, NoReadyReplica, SpecError, UnknownService
 from ..files.watch import SpecWatch
 from ..model.desired import Revision
 from ..model.phases import is_ready, phase_of
-from ..model.spec import ServiceSpec, Spec
+from ..model.spec import ServiceSpec
 from ..model.world import service_address
 from ..observe.gpu_marks import GpuMarks
-from ..observe.key_uses import KeyUses
 from ..observe.snapshot import Observer
 from ..status.records import changes
 from ..storage.events import EventLog
@@ -31,7 +29,7 @@ from .nodes import NodeCommands
 class Commands:
     """Each command checks its arguments, changes the store and wakes the loop, which carries the change out.
 
-    `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's, `wall` the machine's.
+    `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's.
     """
 
     _store: StateStore
@@ -41,16 +39,12 @@ class Commands:
     _engine: ClusterEngine
     _observer: Observer
     _gpu_marks: GpuMarks
-    _key_uses: KeyUses
     _operate: OperateReplica
     _wake: Callable[[], None]
     _look_again: Callable[[], Awaitable[None]]
     nodes: NodeCommands
+    keys: KeyCommands
     _clock: Callable[[], float]
-    _wall: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        self.keys = KeyCommands(self._store, self._key_uses, self.known, self._wake, self._wall)
 
     async def stored(self) -> None:
         """Return when the changes so far are stored. Raises StoreError."""
@@ -64,7 +58,7 @@ class Commands:
         Returns in words what decides now, "" where it is the number itself. Raises UnknownService, SpecError,
         StoreError.
         """
-        spec = self.known(service).services[service]
+        spec = self._specs.known(service).services[service]
         before = self._store.overrides.get(service)
         was = self._target(spec)
         if replicas is None or (replicas == spec.replicas and spec.autoscale is None):
@@ -101,9 +95,9 @@ class Commands:
         if self._specs.problems:
             raise SpecError(self._specs.problems)
         await self._look_again()
-        names = sorted(self.known_spec().services) if services is None else services
+        names = sorted(self._specs.known_spec().services) if services is None else services
         for name in names:
-            self.known(name)
+            self._specs.known(name)
         sentences = self._deployer.deploy(names, self._clock(), is_watched=is_watched)
         self._wake()
         return sentences
@@ -113,7 +107,7 @@ class Commands:
 
         Raises InvalidRequest where another version than the files' runs, and what `deploy` raises.
         """
-        self.known(service)
+        self._specs.known(service)
         row = self._deployer.directions.rows.get(service)
         if row is None or row.state.rollout is not None or row.state.stable != row.offered:
             raise InvalidRequest(
@@ -126,7 +120,7 @@ class Commands:
 
     async def roll_back(self, service: str, to: str | None) -> str:
         """Go back to an earlier version. Raises UnknownService, InvalidRequest, SpecError, StoreError, EngineError."""
-        self.known(service)
+        self._specs.known(service)
         await self._refuse_lost_version(service, to)
         return self._woken(self._deployer.roll_back(service, to, self._clock()))
 
@@ -148,17 +142,17 @@ class Commands:
 
     def abort(self, service: str) -> str:
         """End a rollout. Raises UnknownService, InvalidRequest, SpecError, StoreError."""
-        self.known(service)
+        self._specs.known(service)
         return self._woken(self._deployer.abort(service, self._clock()))
 
     def promote(self, service: str) -> str:
         """End the watch over a new version's first replicas. Raises as `abort` does."""
-        self.known(service)
+        self._specs.known(service)
         return self._woken(self._deployer.promote(service, self._clock()))
 
     def revisions(self, service: str) -> tuple[list[Revision], str | None, str | None]:
         """(versions that a service can go back to, the wanted version, the stable version). Raises as `known` does."""
-        self.known(service)
+        self._specs.known(service)
         deployer = self._deployer
         return deployer.revisions(service), deployer.wanted(service), deployer.state(service).stable
 
@@ -173,7 +167,7 @@ class Commands:
 
         Raises UnknownService, SpecError, InvalidRequest (it is no language model), NoReadyReplica.
         """
-        spec = self.known(service).services[service]
+        spec = self._specs.known(service).services[service]
         if spec.protocol != "grpc":
             raise InvalidRequest(
                 f"{service} is no language model: it speaks {spec.protocol}; `pierhead status` names all"
@@ -219,34 +213,11 @@ class Commands:
         mine = self._observer.latest.containers_of(service)
         if not mine:
             try:
-                self.known(service)
+                self._specs.known(service)
             except UnknownService as error:
                 raise UnknownService(f"{error}. Of any other service: docker compose logs {service}") from None
         texts = await asyncio.gather(*(self._engine.logs(one.id, tail, after, timed=True) for one in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
-
-    # ----------------------------------------------------------------------------------------------- known services
-
-    def known_spec(self) -> Spec:
-        """Return what the compose files say. Raises SpecError, NotYet (they have not been read yet)."""
-        spec = self._specs.current
-        if spec is None:
-            if self._specs.problems:
-                raise SpecError(self._specs.problems)
-            raise NotYet("the controller has just been started and reads the compose files; repeat in a second")
-        return spec
-
-    def known(self, service: str) -> Spec:
-        """Return the spec if it has that service. Raises UnknownService, and what `known_spec` raises."""
-        spec = self.known_spec()
-        if service not in spec.services:
-            names = sorted(spec.services)
-            near = difflib.get_close_matches(service, names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UnknownService(
-                f"there is no service {service!r} with an x-serve block; {hint}Services: {', '.join(names) or 'none'}"
-            )
-        return spec
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:

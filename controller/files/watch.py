@@ -6,11 +6,12 @@ A changed file is read only after it has not changed for one more check, so that
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from ..errors import ControllerError, SpecError
+from ..errors import ControllerError, NotYet, SpecError, UnknownService
 from ..model.reports import EventOutcome
 from ..model.spec import Spec
 
@@ -55,6 +56,27 @@ class SpecWatch:
         self._reading = asyncio.Lock()
         self._blind = ""
         """Why the check for changed files fails; "" when it works."""
+
+    def known_spec(self) -> Spec:
+        """Return what the compose files say. Raises SpecError, NotYet (they have not been read yet)."""
+        spec = self.current
+        if spec is None:
+            if self.problems:
+                raise SpecError(self.problems)
+            raise NotYet("the controller has just been started and reads the compose files; repeat in a second")
+        return spec
+
+    def known(self, service: str) -> Spec:
+        """Return the spec if it has that service. Raises UnknownService, and what `known_spec` raises."""
+        spec = self.known_spec()
+        if service not in spec.services:
+            names = sorted(spec.services)
+            near = difflib.get_close_matches(service, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownService(
+                f"there is no service {service!r} with an x-serve block; {hint}Services: {', '.join(names) or 'none'}"
+            )
+        return spec
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""

@@ -10,7 +10,8 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,63}")
@@ -27,20 +28,6 @@ def random_key() -> str:
 def digest_of(key: str) -> str:
     """The hash of a key, which the state and HAProxy know in its place."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class NewKey:
-    """A key to make. A limit of 0 is none; no services, or no models: every one."""
-
-    name: str
-    services: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    per_minute: int = 0
-    tokens_per_minute: int = 0
-    concurrent: int = 0
-    days: int = 0
-    """How long it is in force; 0 = for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +53,9 @@ class ServiceKey:
     """From when on it opens nothing; None = never."""
 
 
+_TOLD = attrgetter(*(each.name for each in fields(ServiceKey)))
+
+
 def key_of(plain: Mapping[str, Any]) -> ServiceKey:
     """A key from `asdict` of it, perhaps by way of JSON. Raises TypeError."""
     lists = {name: tuple(plain[name]) for name in ("services", "models") if name in plain}
@@ -83,7 +73,8 @@ class KeySet:
     @classmethod
     def of(cls, keys: tuple[ServiceKey, ...]) -> KeySet:
         """These keys, with their digest."""
-        return cls(keys, hashlib.sha256(json.dumps(sorted(map(astuple, keys))).encode()).hexdigest()[:16])
+        told = sorted(map(_TOLD, keys))
+        return cls(keys, hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16])
 
 
 NO_KEYS = KeySet()

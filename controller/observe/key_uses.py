@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import RoutingError
-from ..model.keys import DAY_S
+from ..model.keys import DAY_S, ServiceKey
 from ..routing.base import Router
 from ..storage.rows import RowKind
 
@@ -31,9 +31,10 @@ class KeyUses:
     _wall: Callable[[], float]
     _seen: dict[str, float] = field(default_factory=dict)
 
-    def at(self, name: str) -> float | None:
-        """When the key was last used (unix time); None = never, as far as is known."""
-        return self._seen.get(name) or self._kept.get(name)
+    def at(self, key: ServiceKey) -> float | None:
+        """When the key was last used (unix time); None = never, as far as is known. Not an earlier key of its name."""
+        at = self._seen.get(key.name) or self._kept.get(key.name)
+        return at if at is not None and at >= key.made_at else None
 
     async def look(self) -> None:
         """Ask HAProxy once. Without an answer what was known stays."""
@@ -46,7 +47,10 @@ class KeyUses:
         self._seen.update({name: now - age for name, age in ages.items() if name in self._known})
         for gone in self._seen.keys() - self._known.keys():
             del self._seen[gone]
-        newer = (name for name, at in self._seen.items() if at >= self._kept.get(name, 0.0) + DAY_S)
+
+    def keep(self) -> None:
+        """Have the store know the day of each. A clock that was in the future is corrected."""
+        newer = (name for name, at in self._seen.items() if abs(at - self._kept.get(name, 0.0)) >= DAY_S)
         for name in list(itertools.islice(newer, MOST_WRITES)):
             self._kept.put(name, self._seen[name])
 
@@ -56,3 +60,4 @@ class KeyUses:
             await asyncio.sleep(LOOK_S)
             if self._known:
                 await self.look()
+                self.keep()

@@ -146,7 +146,8 @@ def write_keys(draft: Draft) -> None:
         return
     if not any(isinstance(action, WriteKeys) for action in draft.observed.in_progress):
         cause = f"HAProxy has the keys {routing.keys or 'of nobody'}, wanted are {wanted.digest}"
-        draft.keys_step = draft.add(WriteKeys(target="keys", keys=wanted, cause=cause))
+        # Each set of keys has retries of its own: a revoked key does not wait because others could not be written.
+        draft.keys_step = draft.add(WriteKeys(target=f"keys {wanted.digest}", keys=wanted, cause=cause))
 
 
 def write_routing(draft: Draft) -> None:

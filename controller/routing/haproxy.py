@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..model.actions import WriteKeys, WriteRouting
+from ..model.keys import KeySet
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
 from ..settings import DEFAULT_LIMITS, EdgeLimits
@@ -76,9 +77,11 @@ class HAProxyRouter:
             return
         if isinstance(action, WriteKeys):
             # The file first: whatever happens then, a process that starts has no revoked key.
-            wanted = haproxy_keys.file_text(haproxy_keys.entries(action.keys))
-            await asyncio.to_thread(write, self._keys_file, wanted)
+            await asyncio.to_thread(self._write_keys, action.keys)
         await self._process.perform(action)
+
+    def _write_keys(self, keys: KeySet) -> None:
+        write(self._keys_file, haproxy_keys.file_text(haproxy_keys.entries(keys)))
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
         """See `Router.routing_hash`. Raises RoutingError when a value may not be put into a configuration."""

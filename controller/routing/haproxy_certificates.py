@@ -85,5 +85,5 @@ class PublishedCertificates:
 
 
 def _without_certificates(text: str) -> str:
-    """A configuration without its servers, its variables and the name of its certificates."""
-    return _NAMED.sub("", config.HASH_LINE.sub("", config.with_keys(config.with_servers(text, ()), "")))
+    """A configuration without its servers, its hash and the name of its certificates."""
+    return _NAMED.sub("", config.HASH_LINE.sub("", config.with_servers(text, ())))

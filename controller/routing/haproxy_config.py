@@ -25,7 +25,7 @@ import jinja2
 from ..errors import RoutingError
 from ..model.spec import ServiceSpec, by_precedence
 from ..settings import DEFAULT_LIMITS, EdgeLimits
-from .haproxy_keys import MAP as KEYS_MAP
+from . import haproxy_keys
 from .haproxy_text import HASH_LINE, SERVICE, matching
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
@@ -173,7 +173,8 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         grpc_errors=_GRPC_ERRORS,
         held_again_ms=max((s["timeout_held_ms"] for s in routed), default=0),
         hold_server_id=_HOLD_SERVER_ID,
-        keys_map=KEYS_MAP,
+        keys_map=haproxy_keys.MAP,
+        keys_kept_s=haproxy_keys.KEPT_S,
         failures_per_s=FAILURES_PER_S,
         hard_stop_s=max([HARD_STOP_FLOOR_S, *(s["longest_call_s"] for s in routed)]),
     )

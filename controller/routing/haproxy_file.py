@@ -54,13 +54,14 @@ class ConfigFile:
             return
         if swap and state.variable(running) == config.hash_of(previous) and await swap(previous, text):
             _, servers = await self._servers()
-            text = await self._with_variables(config.with_servers(text, _lines(servers, keep_state=False)))
+            text = config.with_servers(text, _lines(servers, keep_state=False))
             await asyncio.to_thread(write, self._path, text)
             named = f"set var proc.pierhead_routing str({wanted})"
             await self._runtime.ask_all(("experimental-mode on", named))
             return
+        await self._keep_keys()
         states, servers = await self._servers()
-        text = await self._with_variables(config.with_servers(text, _lines(servers, keep_state=True)))
+        text = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=True)))
         # The new worker reads check results and drains here, so no server that is down or draining gets traffic.
         await asyncio.to_thread(write, self._states_path, f"{states}\n")
         await asyncio.to_thread(write, self._path, text)
@@ -80,20 +81,26 @@ class ConfigFile:
         states, *stat = await self._runtime.ask_all(questions)
         return states, state.servers(states, state.traffic(stat[0]) if stat else {})
 
-    async def _with_variables(self, text: str) -> str:
-        """With the digest of the keys that HAProxy has. On an edge with the newest epoch, too: what HAProxy has seen,
-        or what the text says. The file of an edge's keys is brought up to date here; the controller is elsewhere.
+    async def _with_epoch(self, text: str) -> str:
+        """With the newest epoch: what HAProxy has seen, or what the text says."""
+        if not self._is_edge:
+            return text
+        seen = state.number(await self._runtime.ask("get var proc.pierhead_epoch"))
+        return config.with_epoch(text, max(seen, config.epoch_of(text)))
+
+    async def _keep_keys(self) -> None:
+        """See to the file of the clients' keys, which every configuration names. The controller writes it where it has
+        the directory; on an edge it is what the process knows.
         """
-        names = ("keys", "epoch")[: 1 + self._is_edge]
-        found, *seen = await self._runtime.ask_all([f"get var proc.pierhead_{name}" for name in names])
-        keys = state.variable(found)
-        if not seen:
-            return config.with_keys(text, keys)
-        if keys != config.keys_of(await asyncio.to_thread(self.read)):
-            entries = haproxy_keys.file_text(await haproxy_keys.known(self._runtime) or {})
-            await asyncio.to_thread(write, self._path.with_name(haproxy_keys.FILE), entries)
-        epoch = max(state.number(seen[0]), config.epoch_of(text))
-        return config.with_epoch(config.with_keys(text, keys), epoch)
+        path = self._path.with_name(haproxy_keys.FILE)
+        text = await asyncio.to_thread(path.read_text) if path.exists() else None
+        if self._is_edge:
+            seen = haproxy_keys.digest_in(await self._runtime.ask(haproxy_keys.ASK_DIGEST))
+            if seen and seen != haproxy_keys.digest_of_file(text or ""):
+                text = haproxy_keys.file_text(await haproxy_keys.known(self._runtime) or {})
+                await asyncio.to_thread(write, path, text)
+        if text is None:
+            await asyncio.to_thread(write, path, "")
 
     async def _hash_now(self) -> str | None:
         try:
@@ -120,6 +127,7 @@ class ConfigFile:
         """
         try:
             running = state.variable(await self._runtime.ask("get var proc.pierhead_routing"))
+            await self._keep_keys()
             text = await asyncio.to_thread(self.read)
             if not text or config.hash_of(text) != running:
                 _log.warning(
@@ -127,7 +135,7 @@ class ConfigFile:
                 )
                 return
             _, servers = await self._servers()
-            refreshed = await self._with_variables(config.with_servers(text, _lines(servers, keep_state=False)))
+            refreshed = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=False)))
             if refreshed != text:
                 await asyncio.to_thread(write, self._path, refreshed)
         except (RoutingError, OSError) as error:

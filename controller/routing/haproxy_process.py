@@ -107,7 +107,8 @@ class HAProxyProcess:
                 await self._set_waiting_room(action)
         elif isinstance(action, WriteKeys):
             async with self.one_at_a_time():
-                await haproxy_keys.write(self.runtime, haproxy_keys.entries(action.keys), action.keys.digest)
+                wanted = await asyncio.to_thread(haproxy_keys.entries, action.keys)
+                await haproxy_keys.write(self.runtime, self.master, wanted)
         else:
             await self._change_server(action)
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from ..errors import RoutingError
 from ..model.spec import socket_address, unix_address
 from ..model.world import HeldRequests, RoutingState, Server, ServerState
+from . import haproxy_keys
 from .haproxy_text import BACKEND_PREFIX, HOLD_SERVER
 
 QUESTIONS = (
-    *("show info", "get var proc.pierhead_routing", "get var proc.pierhead_keys"),
+    *("show info", "get var proc.pierhead_routing", haproxy_keys.ASK_DIGEST),
     *("show servers state", "show stat -1 6 -1", "show held"),
 )
 """Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4).
@@ -51,7 +52,7 @@ def routing_state(info: str, routing: str, keys: str, servers_state: str, stat: 
             started_at=float(facts["Start_time_sec"]),
             version=facts["Version"],
             routing_hash=variable(routing),
-            keys=variable(keys),
+            keys=haproxy_keys.digest_in(keys),
             servers=tuple(server for server, _ in servers(servers_state, found)),
             backends=frozenset(backends),
             queued=backends,

@@ -23,7 +23,6 @@ _SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
 _UNIX = re.compile(rf"unix:{SOCKETS}/[a-z0-9-]+/[a-z0-9-]+")
 HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
 _EPOCH_LINE = re.compile(r"^    set-var proc\.pierhead_epoch int\((\d+)\)$", re.MULTILINE)
-_KEYS_LINE = re.compile(r"^    set-var proc\.pierhead_keys str\(([0-9a-f]*)\)$", re.MULTILINE)
 _SERVERS_MARK = "    # servers: "
 _SERVER_LINE = "    server "
 HOLD_SERVER = "hold"
@@ -58,17 +57,6 @@ def epoch_of(config: str) -> int:
 def with_epoch(config: str, epoch: int) -> str:
     """The configuration with this epoch, if it has a line for it."""
     return _EPOCH_LINE.sub(f"    set-var proc.pierhead_epoch int({epoch})", config)
-
-
-def keys_of(config: str) -> str:
-    """The digest of the keys that a process of this configuration begins with; "" when it has none."""
-    found = _KEYS_LINE.search(config)
-    return found.group(1) if found else ""
-
-
-def with_keys(config: str, digest: str) -> str:
-    """The configuration of a process that begins with the keys of this digest."""
-    return _KEYS_LINE.sub(f"    set-var proc.pierhead_keys str({digest})", config)
 
 
 def with_servers(config: str, servers: Iterable[ServerLine]) -> str:

@@ -14,7 +14,6 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from ..build import current_build
-from ..model.keys import NewKey
 from .records import answers, changes, services
 from .records.document import Document
 
@@ -91,7 +90,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "activate_node": Operation(changes.NodeAsked, changes.Nothing),
     "label_node": Operation(changes.NodeAsked, changes.Labels),
     "keys": Operation(answers.Keys),
-    "make_key": Operation(changes.MadeKey, NewKey, is_done=True),
+    "make_key": Operation(changes.MadeKey, changes.MakeKey, is_done=True),
     "revoke_key": Operation(changes.Revoked, changes.Nothing),
     "plan": Operation(
         answers.PlanDocument,

@@ -42,8 +42,8 @@ _ADD_EVENT = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _EVENTS = "SELECT seq, last_at, times, at, kind, service, target, message, outcome FROM events ORDER BY seq"
-_DURABLE = "override"
-"""The kind whose rows are on the disk when they are put: its loss would not show after the command has reported
+_DURABLE = ("override", "service_key")
+"""The kinds whose rows are on the disk when they are put: their loss would not show after the command has reported
 success."""
 
 
@@ -69,15 +69,13 @@ class StateFile:
     def put(self, kind: str, key: str, value: str | None, *, asked: bool) -> None:
         """See `Rows.put`."""
         write = self._write if asked else self._keep
-        if value is None:
-            write((kind, key), _DROP, (kind, key))
-            return
-        if kind == _DURABLE:
+        statement, values = (_DROP, (kind, key)) if value is None else (_PUT, (kind, key, value))
+        if kind in _DURABLE:
             self.db.execute("PRAGMA synchronous = FULL")
         try:
-            write((kind, key), _PUT, (kind, key, value))
+            write((kind, key), statement, values)
         finally:
-            if kind == _DURABLE:
+            if kind in _DURABLE:
                 self.db.execute("PRAGMA synchronous = NORMAL")
 
     @property

@@ -65,8 +65,8 @@ class StateStore:
         """The records of versions, by service and version: a service can go back to those."""
         self.gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
         """Marks on GPUs, by UUID."""
-        self.service_keys: RowKind[str, ServiceKey] = RowKind(rows, "service_key", key_of, asdict, asked=True)
-        """Keys of clients, by name."""
+        self.service_keys: RowKind[str, ServiceKey] = RowKind(rows, "service_key", key_of, asdict)
+        """Keys of clients, by name. A key is revoked at once, also while nothing can be stored."""
         self.key_uses: RowKind[str, float] = RowKind(rows, "key_use", float, _same)
         """About when each was last used (unix time)."""
         self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..model.keys import NewKey
 from ..status.records import answers, changes
 from ..status.records.document import read
 from ..status.records.services import Nodes, Service, Services
@@ -85,7 +84,7 @@ class ControllerApi:
         """The keys of clients."""
         return read(answers.Keys, self._client.get("/api/v1/keys"))
 
-    def make_key(self, wanted: NewKey) -> changes.MadeKey:
+    def make_key(self, wanted: changes.MakeKey) -> changes.MadeKey:
         """Make a key for clients."""
         return read(changes.MadeKey, self._client.post("/api/v1/keys", wanted))
 

@@ -83,7 +83,7 @@ class ControllerClient:
         return self._change("POST", path, document)
 
     def delete(self, path: str) -> Any:
-        """Ask for an end. Raises CommandError and its kinds."""
+        """Ask for a removal. Raises CommandError and its kinds."""
         return self._change("DELETE", path, {})
 
     def _change(self, method: str, path: str, document: object) -> Any:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
 import pytest
+from aiohttp import ClientSession, WSServerHandshakeError
 
+from controller.errors import RoutingUnreachable
 from controller.model.actions import WriteKeys
 from controller.model.keys import KeySet, ServiceKey, digest_of
+from controller.routing import haproxy_keys
 from controller.routing.haproxy import HAProxyRouter
-from controller.routing.haproxy_socket import RuntimeSocket
+from controller.routing.haproxy_socket import MasterSocket, RuntimeSocket
 from tests.harness.edge import Edge, GrpcReplica, error_of, metadata_of, refusal, service
 from tests.harness.waiting import PATIENCE_S, until
 
@@ -70,6 +74,8 @@ async def closed(edge: Edge) -> Edge:
         ({**bearer("team"), "x-api-key": "of-the-app"}, "team"),
         ({"authorization": "Bearer of-the-app", "x-api-key": "sk-team"}, "team"),
         ({**bearer("team"), "x-pierhead-key": "admin", "x-pierhead-models": "*"}, "team"),
+        ({**bearer("team"), "X_Pierhead_Key": "admin", "x_pierhead-models": "*"}, "team"),
+        ({**bearer("team"), "x-api-key": "sk-team"}, "team"),
     ],
 )
 async def test_who_gets_in(closed: Edge, headers: dict[str, str], key_name: str | None) -> None:
@@ -82,16 +88,17 @@ async def test_who_gets_in(closed: Edge, headers: dict[str, str], key_name: str 
         received = (await answer.json())["headers"]
     assert (answer.status, received["x-pierhead-key"], received["x-pierhead-models"]) == (200, "team", "qwen*,llama:*")
     sent = {name: received.get(name) for name in ("authorization", "x-api-key")}
+    assert not [name for name in received if "_" in name]
     assert sent == {name: text if "of-the-app" in (text := headers.get(name, "")) else None for name in sent}
 
 
 async def test_a_service_that_asks_for_no_key_gets_no_name_of_one(closed: Edge) -> None:
-    headers = {**bearer("team"), "x-pierhead-key": "team", "x-pierhead-models": "*"}
+    headers = {**bearer("team"), "x-pierhead-key": "team", "x-pierhead-models": "*", "x_pierhead_key": "team"}
     await know(closed, key("team"))
     async with closed.http.get("/open", headers=headers) as answer:
         received = (await answer.json())["headers"]
     assert received["authorization"] == "Bearer sk-team"
-    assert not {"x-pierhead-key", "x-pierhead-models"} & received.keys()
+    assert not [name for name in received if "pierhead" in name]
 
 
 async def test_a_key_opens_its_services_alone(edge: Edge) -> None:
@@ -149,12 +156,97 @@ async def test_ten_thousand_keys(closed: Edge) -> None:
     keys = tuple(key(f"team-{number}", services=("echo",), per_minute=600) for number in range(10_000))
     await know(closed, *keys)
     assert await status(closed, **bearer("team-9999")) == 200
-    began = time.perf_counter()
     await know(closed, *keys[:-1])
-    taken_s = time.perf_counter() - began
     assert await status(closed, **bearer("team-9999")) == 401
     assert await status(closed, **bearer("team-0")) == 200
-    assert taken_s < 1.0
+
+
+async def test_the_largest_key_that_the_api_makes(closed: Edge) -> None:
+    scope = {"models": ("m" * 166, "n" * 166, "o" * 166), "services": (*("s" * 39 for _ in range(49)), "echo")}
+    await know(closed, key("x" * 63, per_minute=10**9, tokens_per_minute=10**9, concurrent=10**9, **scope))
+    async with closed.http.post("/echo/body", data=b"x" * 64_000, headers=bearer("x" * 63)) as answer:
+        assert answer.status == 200
+        assert len((await answer.json())["headers"]["x-pierhead-models"]) == 500
+
+
+async def test_a_key_ends_by_itself(closed: Edge) -> None:
+    """Also while no controller takes it out of the map."""
+    await know(closed, key("past", ends_at=time.time() - 1), key("ends", ends_at=time.time() + 3))
+    assert await status(closed, **bearer("past")) == 401
+    assert await status(closed, **bearer("ends")) == 200
+
+    async def has_ended() -> bool:
+        return await status(closed, **bearer("ends")) == 401
+
+    await until(has_ended, "its time is over")
+
+
+async def test_a_replaced_worker_refuses_what_was_revoked_too(closed: Edge) -> None:
+    """It serves the connections that it has."""
+    await know(closed, key("team"), key("other"))
+    replica = closed.replicas[0]
+    async with ClientSession(closed.url) as kept:
+        held = asyncio.ensure_future(kept.get("/echo/hold", headers=bearer("team")))
+        await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
+        before = (await closed.state()).pid
+        await closed.route(service("echo", auth="key"), service("open"), service("more"))
+        assert (await closed.state()).pid != before
+        await know(closed, key("other"))
+        [leaving] = await MasterSocket(closed.run_dir / "master.sock").leaving_workers()
+        shown = await MasterSocket(closed.run_dir / "master.sock").ask_worker(leaving, f"show map {haproxy_keys.MAP}")
+        assert digest_of("sk-other").upper() in shown
+        assert digest_of("sk-team").upper() not in shown
+        replica.let_go.set()
+        assert (await held).status == 200, "what has begun ends as it would"
+
+
+async def test_a_change_that_is_interrupted_is_made_again(closed: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    await know(closed, key("a"))
+    first, ask_all = (await closed.state()).keys, RuntimeSocket.ask_all
+
+    async def break_off(self: RuntimeSocket, lines: Sequence[str], *more: Any, **options: Any) -> list[str]:
+        if any(line.startswith("add map") for line in lines):
+            await ask_all(self, lines[:2])
+            raise RoutingUnreachable(f"it did not answer {lines}")
+        return await ask_all(self, lines, *more, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RuntimeSocket, "ask_all", break_off)
+        with pytest.raises(RoutingUnreachable) as told:
+            await know(closed, key("a"), key("b"))
+    assert digest_of("sk-b").upper() not in str(told.value), "no message has a key's hash"
+    assert (await closed.state()).keys not in (first, KeySet.of((key("a"), key("b"))).digest)
+    await know(closed, key("a"))
+    assert await status(closed, **bearer("b")) == 401
+    assert (await closed.state()).keys == first
+
+
+async def test_another_key_of_that_name_begins_from_nothing(closed: Edge) -> None:
+    await know(closed, key("team", per_minute=1))
+    assert [await status(closed, **bearer("team")) for _ in range(2)] == [200, 429]
+    await know(closed)
+    await know(closed, key("team", per_minute=1))
+    assert await status(closed, **bearer("team")) == 200
+
+
+async def test_until_there_are_keys_clients_are_asked_to_come_again(edge: Edge) -> None:
+    await edge.route(service("echo", auth="key"))
+    await edge.serve("echo", "echo-1")
+    code, error, headers = await error_of(edge, "/echo", headers=bearer("team"))
+    assert (code, error["code"], headers["retry-after"]) == (503, "keys_unknown", "1")
+    await know(edge)
+    assert await status(edge, **bearer("team")) == 401
+
+
+async def test_a_websocket_needs_a_key_too(closed: Edge) -> None:
+    await know(closed, key("team"))
+    for path, asked, expected in (("/echo/socket", {}, 401), ("/echo/socket", bearer("team"), 101)):
+        try:
+            async with closed.http.ws_connect(path, headers=asked):
+                found = 101
+        except WSServerHandshakeError as error:
+            found = error.status
+        assert found == expected
 
 
 async def test_requests_a_minute(closed: Edge) -> None:
@@ -211,7 +303,7 @@ async def test_tokens_a_minute(closed: Edge) -> None:
         async with closed.http.get(f"/echo/tokens?used={used}", headers=bearer("team")) as answer:
             assert "x-pierhead-tokens" not in answer.headers
             seen.append((answer.status, answer.headers.get("x-ratelimit-remaining-tokens")))
-    assert seen == [(200, "100"), (200, "40"), (429, None)]
+    assert seen == [(200, "100"), (200, "40"), (429, "0")]
 
 
 async def test_a_held_request_is_judged_and_counted_once(edge: Edge) -> None:
@@ -269,12 +361,11 @@ async def test_grpc(edge: Edge) -> None:
         await replica.server.stop(None)
 
 
-@pytest.mark.parametrize("text", ["show table keys", "show map /run/haproxy/keys.map"])
-async def test_the_key_itself_is_nowhere(closed: Edge, text: str) -> None:
-    await know(closed, key("team"))
-    assert await status(closed, **bearer("team")) == 200
-    shown = await RuntimeSocket(closed.run_dir / "admin.sock").ask(text)
-    assert "team" in shown
-    assert "sk-team" not in shown
-    with contextlib.suppress(FileNotFoundError):
-        assert "sk-team" not in (closed.run_dir / "keys.map").read_text()
+async def test_only_root_reads_the_file_and_the_log_has_the_name(closed: Edge) -> None:
+    await know(closed, key("team", per_minute=1))
+    assert [await status(closed, **bearer("team")) for _ in range(2)] == [200, 429]
+    assert stat.filemode((closed.run_dir / "keys.map").stat().st_mode) == "-rw-------"
+    [line] = await closed.logged(1)
+    assert (line["status"], line["key"]) == (429, "team")
+    log = await asyncio.to_thread(closed.container.log_lines)
+    assert "sk-team" not in json.dumps(log)

@@ -120,7 +120,8 @@ async def test_what_is_gone_needs_no_drain_and_no_deletion(router: Router) -> No
 async def test_keys_are_written_and_read_back_and_outlive_other_routes(router: Router) -> None:
     for names in (("a",), ("a", "b"), ()):
         keys = KeySet.of(tuple(ServiceKey(name, digest_of(name), 0.0) for name in names))
+        await write_routes(router, ECHO)
+        await router.perform(WriteKeys(target="keys", keys=keys))
         for services in ((ECHO,), (replace(ECHO, auth="key"), OTHER)):
             await write_routes(router, *services)
-            await router.perform(WriteKeys(target="keys", keys=keys))
             assert (await observe(router)).keys == keys.digest

@@ -136,16 +136,34 @@ class NodeAsked(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class MakeKey(Document):
+    """A key to make. A limit of 0 is none; no services, or no models: every one."""
+
+    name: str
+    services: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrent: int = 0
+    days: int = 0
+    """How long it is in force; 0 = for ever."""
+
+
+@dataclass(frozen=True, slots=True)
 class MadeKey(Document):
     """A new key."""
 
     key: str
     """What its owner sends; it is shown this once."""
     about: KeyDocument
+    in_force: bool
+    """Whether HAProxy knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked(Document):
-    """The key opens nothing any more."""
+    """The key is forgotten."""
 
     name: str
+    in_force: bool
+    """Whether HAProxy knows that: the key opens nothing any more."""

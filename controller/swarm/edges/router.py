@@ -295,10 +295,8 @@ class EdgesRouter:
 
     async def key_ages(self) -> Mapping[str, float]:
         """See `Router.key_ages`. Edges that do not answer are left out."""
-        answers = await asyncio.gather(
-            *(edge.process.key_ages() for edge in self._edges.values()), return_exceptions=True
-        )
-        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        here = [edge for edge in self._edges.values() if edge.state is not None]
+        found = await asyncio.gather(*map(_key_ages, here))
         names = {name for ages in found for name in ages}
         return {name: min(ages[name] for ages in found if name in ages) for name in names}
 
@@ -432,3 +430,11 @@ def _use(backend: str, edge: _Edge) -> Use:
 
 def _words(errors: Mapping[str, object]) -> str:
     return "; ".join(f"edge {name}: {error}" for name, error in sorted(errors.items()))
+
+
+async def _key_ages(edge: _Edge) -> Mapping[str, float]:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await edge.process.key_ages()
+    except (RoutingError, TimeoutError):  # the next look finds it away
+        return {}

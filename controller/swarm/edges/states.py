@@ -52,7 +52,7 @@ def merged(states: Mapping[str, RoutingState], published: str) -> RoutingState:
         queued=_added(state.queued for state in states.values()),
         held=_held(states.values()),
         closed=frozenset.intersection(*(state.closed for state in current)),
-        keys=min(state.keys for state in current) if len({state.keys for state in current}) == 1 else "",
+        keys=current[0].keys if len({state.keys for state in current}) == 1 else "",
     )
 
 
@@ -117,10 +117,12 @@ def differences(states: Mapping[str, RoutingState], whole: RoutingState) -> dict
     for server in whole.servers:
         if server.state is ServerState.PARTLY:
             takes = {name: _takes(one.get((server.backend, server.name)), server) for name, one in current.items()}
-            usual = 2 * sum(takes.values()) >= len(takes)
-            for name in (name for name, one in takes.items() if one is not usual):
+            most = 2 * sum(takes.values()) >= len(takes)
+            for name in (name for name, one in takes.items() if one is not most):
                 wrong[name].append(f"{server.backend}/{server.name}")
-    words = {
+    keys = usual(states[name].keys for name in current)
+    words = {name: "it has other keys of clients than the others" for name in current if states[name].keys != keys}
+    words |= {
         name: f"it differs from the others in {len(servers)} servers, first {servers[0]}"
         for name, servers in wrong.items()
         if servers

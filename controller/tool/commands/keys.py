@@ -8,6 +8,7 @@ import typer
 
 from .. import completion, tables
 from .. import output as out
+from ..errors import CommandError
 from .options import Output, connect
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="whose key it is; it is seen in logs and metrics")]
@@ -36,6 +37,8 @@ Concurrent = Annotated[
 ]
 Days = Annotated[int, typer.Option("--days", metavar="N", min=0, help="how long it is in force  [default: for ever]")]
 
+_LATE = "HAProxy has not taken the change yet: it gets it as soon as it answers; `pierhead status` says what it does."
+
 group = typer.Typer(name="keys", help="Make, list and revoke the keys of clients.", rich_markup_mode=None)
 
 
@@ -61,18 +64,18 @@ def create(
 
     Example: pierhead keys create team-a --service web --per-minute 600 --days 90
     """
-    from ...model.keys import NewKey
+    from ...status.records.changes import MakeKey
 
     as_json = out.is_json(output)
     services, models = tuple(service or ()), tuple(model or ())
-    made = connect().make_key(NewKey(name, services, models, per_minute, tokens_per_minute, concurrent, days))
+    made = connect().make_key(MakeKey(name, services, models, per_minute, tokens_per_minute, concurrent, days))
     if as_json:
         out.print_json(made)
         return
     out.say(made.key)
     out.complain(
         f"{name} sends `Authorization: Bearer KEY`, or `x-api-key: KEY`. It opens {_opens(made.about.services)}, where "
-        "`x-serve.auth: key` asks for one."
+        f"`x-serve.auth: key` asks for one.{'' if made.in_force else f' {_LATE}'}"
     )
 
 
@@ -93,8 +96,10 @@ def revoke(name: Known, output: Output = "text") -> None:
     revoked = connect().revoke_key(name)
     if as_json:
         out.print_json(revoked)
-    else:
+    elif revoked.in_force:
         out.say(f"{revoked.name} opens nothing any more.")
+    if not revoked.in_force:
+        raise CommandError(f"{revoked.name} is revoked, and may still open what it did. {_LATE}")
 
 
 def _opens(services: tuple[str, ...]) -> str:

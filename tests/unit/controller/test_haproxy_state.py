@@ -26,7 +26,7 @@ svc_echo,BACKEND,4,0,3,9,,UP,1,10,2,3,4,,
 svc_new,BACKEND,0,0,0,0,,DOWN,0,0,0,0,0,,
 unknown_route,BACKEND,0,0,0,0,,UP,0,0,0,0,0,,
 """
-KEYS = "proc.pierhead_keys: type=str value=<0a1b2c3d4e5f6071>"
+KEYS = 'type=str, case=sensitive, found=yes, idx=tree, key="digest", value="0a1b2c3d4e5f6071", type="str"'
 HELD = """# backend held served expired left refused closed
 svc_new 12 100 1 2 3 1
 svc_echo 1 0 0 0 0 0

@@ -13,13 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.api_tokens import read_tokens
-from controller.daemon import keys as commands
+from controller.daemon import assembly
+from controller.daemon import keys as key_commands
 from controller.daemon.callers import Gatekeeper
 from controller.desired.keys import KeysInForce
 from controller.errors import RoutingError
 from controller.model.actions import WriteKeys, WriteRouting
 from controller.model.keys import DAY_S, NO_KEYS, KeySet, ServiceKey, digest_of
+from controller.observe.key_uses import MOST_WRITES, KeyUses
 from controller.routing import haproxy_keys
+from controller.storage.file import StateFile
+from controller.storage.store import StateStore
+from tests.fakes.fake_router import FakeRouter
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_api import error_of, serving
 from tests.unit.controller.test_cli import served
@@ -54,35 +59,35 @@ async def test_a_key_comes_to_haproxy_and_goes_again(control: Control) -> None:
         assert made["key"].startswith("sk-")
         assert there.ends_at == there.made_at + 2 * DAY_S
         listed = (await (await client.get(PATH)).json())["keys"]
+        assert made["in_force"]
         assert listed == [made["about"]]
-        control.router.used["team"] = 30.0
+        control.router.used["team"] = 0.0
         [used] = (await (await client.get(PATH)).json())["keys"]
-        assert 29.0 < time.time() - used["used_at"] < 60.0
+        assert used["made_at"] <= used["used_at"] <= time.time()
         for secret in (made["key"], there.digest):
             assert secret not in json.dumps([listed, await (await client.get("/api/v1/events")).json()])
         assert (await client.delete(f"{PATH}/team")).status == 202
         await until(lambda: known(control) == set())
         assert await error_of(await client.delete(f"{PATH}/teem")) == (
-            404, "unknown_key", "there is no key 'teem'; `pierhead keys list` names all",
+            404, "unknown_key", "there is no key 'teem'; `pierhead keys list` lists them",
         )  # fmt: skip
 
 
-async def test_keys_and_their_last_use_survive_the_controller(control: Control) -> None:
+async def test_keys_survive_the_controller(control: Control) -> None:
     async with serving(control) as client:
         await client.post(PATH, json={"name": "team", "models": ["qwen*"]})
         await until(lambda: known(control) == {"team"})
-        control.router.used["team"] = 30.0
         [before] = (await (await client.get(PATH)).json())["keys"]
     control.router.keys = NO_KEYS
-    control.router.used.clear()
     async with serving(control) as client:
         await until(lambda: known(control) == {"team"})
         assert control.router.keys.keys[0].models == ("qwen*",)
         assert (await (await client.get(PATH)).json())["keys"] == [before]
+        control.router.used["team"] = 30.0
         await client.delete(f"{PATH}/team")
         await client.post(PATH, json={"name": "team"})
         [new] = (await (await client.get(PATH)).json())["keys"]
-        assert new["used_at"] is None, "another key of that name"
+        assert new["used_at"] is None, "that was another key of its name"
 
 
 async def test_without_a_service_that_asks_for_one_nothing_is_written(control: Control) -> None:
@@ -99,12 +104,32 @@ async def test_without_a_service_that_asks_for_one_nothing_is_written(control: C
         assert kinds[-2:] == [WriteKeys, WriteRouting], "no route asks for a key that HAProxy does not have yet"
 
 
-async def test_keys_that_haproxy_refuses_are_tried_again(control: Control) -> None:
-    control.router.failing[WriteKeys] = RoutingError("no")
-    async with serving(control):
-        await until(lambda: any(isinstance(action, WriteKeys) for action in control.router.done))
+async def test_what_haproxy_does_not_take_is_told_and_tried_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_commands, "TOLD_WITHIN_S", 0.1)
+    async with served(control) as pierhead:
+        await pierhead("keys", "create", "team")
+        await until(lambda: known(control) == {"team"})
+        control.router.failing[WriteKeys] = RoutingError("no")
+        made = await pierhead("keys", "create", "other")
+        assert (made.code, "HAProxy has not taken the change yet" in made.err) == (0, True)
+        revoked = await pierhead("keys", "revoke", "team")
+        assert (revoked.code, revoked.out) == (1, "")
+        assert "team is revoked, and may still open what it did" in revoked.err
         del control.router.failing[WriteKeys]
-        await until(lambda: control.router.keys.digest)
+        await until(lambda: known(control) == {"other"})
+
+
+async def test_a_key_is_revoked_while_nothing_can_be_stored(control: Control) -> None:
+    async with serving(control) as client:
+        await client.post(PATH, json={"name": "team"})
+        await until(lambda: known(control) == {"team"})
+        control.set_disk_full(True)
+        assert (await client.post(PATH, json={"name": "other"})).status == 500
+        answer = await client.delete(f"{PATH}/team")
+        assert (await answer.json())["in_force"]
+        assert known(control) == set()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +145,8 @@ async def test_keys_that_haproxy_refuses_are_tried_again(control: Control) -> No
         ({"name": "a", "services": ["nobody"]}, "there is no service 'nobody'"),
         ({"name": "a", "models": ["a b"]}, "models: expected names or patterns"),
         ({"name": "a", "models": ["a;b"]}, "models: expected names or patterns"),
-        ({"name": "a", "models": ["m"] * 101}, "models: expected a list of at most 100"),
+        ({"name": "a", "models": ["m" * 167] * 3}, "models: expected at most 500 characters in all, found 503"),
+        ({"name": "a", "services": ["web"] * 501}, "services: expected at most 2000 characters in all, found 2003"),
         ({"name": "a", "per_minute": -1}, "per_minute: expected a whole number"),
         ({"name": "a", "per_minute": 1.5}, "per_minute: expected a whole number"),
         ({"name": "a", "concurrent": True}, "concurrent: expected a whole number"),
@@ -139,11 +165,11 @@ async def test_what_cannot_be_made(control: Control, body: dict[str, Any], messa
 
 
 async def test_there_is_an_end_to_keys(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MOST_KEYS", 2)
+    monkeypatch.setattr(assembly, "MOST_KEYS", 2)
     async with serving(control) as client:
         answers = [await client.post(PATH, json={"name": name}) for name in ("a", "b", "c")]
         assert [answer.status for answer in answers] == [200, 200, 400]
-        assert "there are 2 keys already, as many as there may be" in await answers[-1].text()
+        assert "there are 2 keys, as many as there may be" in await answers[-1].text()
 
 
 async def test_only_an_admin_makes_keys(control: Control) -> None:
@@ -198,6 +224,37 @@ def test_a_key_ends_by_itself() -> None:
     assert KeysInForce({}, lambda: 0.0).now([WEB]).digest, "no key is a set of keys, too"
 
 
+async def test_the_day_of_the_last_use_is_stored_a_few_keys_at_a_time(tmp_path: Path) -> None:
+    router, now, store = FakeRouter(), [10 * DAY_S], StateStore(StateFile(tmp_path))
+    keys = {name: key(name) for name in map(str, range(MOST_WRITES + 1))}
+
+    def uses() -> KeyUses:
+        return KeyUses(router, keys, store.key_uses, lambda: now[0])
+
+    first = uses()
+    router.used = dict.fromkeys([*keys, "revoked"], 60.0)
+    await first.look()
+    first.keep()
+    assert len(store.key_uses) == MOST_WRITES
+    first.keep()
+    assert {*store.key_uses.values()} == {10 * DAY_S - 60.0}
+    assert "revoked" not in store.key_uses
+    router.up = False
+    next_one = uses()
+    await next_one.look()
+    assert next_one.at(keys["0"]) == 10 * DAY_S - 60.0, "HAProxy does not answer; the store knows"
+    assert next_one.at(key("other")) is None
+    router.up, now[0] = True, 11 * DAY_S - 120.0
+    await next_one.look()
+    next_one.keep()
+    assert store.key_uses["0"] == 10 * DAY_S - 60.0, "less than a day has passed"
+    now[0] = 8 * DAY_S
+    await next_one.look()
+    next_one.keep()
+    assert store.key_uses["0"] == 8 * DAY_S - 60.0, "the clock was wrong before"
+    store.close()
+
+
 NAMES = st.from_regex(r"[A-Za-z0-9._@-]{1,63}", fullmatch=True)
 KEYS = st.lists(
     st.builds(
@@ -215,16 +272,18 @@ KEYS = st.lists(
 
 @given(KEYS, KEYS)
 def test_the_commands_lead_from_any_map_to_any_other(before: list[ServiceKey], after: list[ServiceKey]) -> None:
-    found, wanted = (haproxy_keys.entries(KeySet.of(tuple(keys))) for keys in (before, after))
+    found, wanted = (dict(haproxy_keys.entries(KeySet.of(tuple(keys)))) for keys in (before, after))
     for line in list(haproxy_keys.commands(found, wanted)):
-        verb, _, map_name, digest, *entry = line.split(" ")
-        assert (map_name, len(digest), digest.upper()) == (haproxy_keys.MAP, 64, digest)
+        assert found != wanted, "nothing says that all is done before it is"
+        verb, _, map_name, place, *entry = line.split(" ")
+        assert map_name == haproxy_keys.MAP
         if verb == "del":
-            del found[digest]
+            del found[place]
         else:
-            assert (verb == "set") == (digest in found)
-            [found[digest]] = entry
+            assert (verb == "set") == (place in found)
+            [found[place]] = entry
     assert found == wanted
+    assert list(haproxy_keys.commands(found, wanted)) == []
     assert (KeySet.of(tuple(before)).digest == KeySet.of(tuple(after)).digest) == (
         sorted(before, key=repr) == sorted(after, key=repr)
     )

@@ -344,7 +344,7 @@ async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(
 
 
 async def test_a_key_has_the_models_of_its_scope(gateway: Stand) -> None:
-    scope = {"headers": with_key("a", "default, qwen:*")}
+    scope = {"headers": with_key("a", "default,qwen:*")}
     assert (await gateway.post(CHAT, chat(), headers=with_key("b")))[0] == 200
     assert (await gateway.post(CHAT, chat(model="default"), **scope))[0] == 200
     assert (await gateway.post(CHAT, chat(model="qwen:support"), **scope))[0] == 200

@@ -13,7 +13,7 @@ from pierhead.llm.gateway.keys import KEY, MODELS, NO_KEY, checked_key
         ("*", ("qwen",), True),
         ("qwen*", ("qwen:support",), True),
         ("qwen:*", ("qwen",), False),
-        ("big, qwen", ("default", "qwen"), True),
+        ("big,qwen", ("default", "qwen"), True),
         ("Qwen", ("qwen",), False),
         ("", ("qwen",), False),
     ],

@@ -119,6 +119,12 @@ def test_wrong_maps(text: str, told: str) -> None:
     assert told in str(raised.value)
 
 
+def test_a_gateway_with_a_file_of_keys_of_an_earlier_build_does_not_start() -> None:
+    environ = {VARIABLE: '{"a": "x"}', "PIERHEAD_LLM_KEYS_FILE": "/keys.json"}
+    with pytest.raises(SettingsError, match=r"PIERHEAD_LLM_KEYS_FILE: keys are HAProxy's: write x-serve\.auth: key"):
+        GatewaySettings.from_env(environ)
+
+
 def test_several_variables_are_one_map() -> None:
     environ = {
         "PIERHEAD_LLM_MODELS": '{"other": {"service": "llm-beta", "alias_of": "beta"}, "fast": {"alias_of": "alpha"}}',

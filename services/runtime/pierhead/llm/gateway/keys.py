@@ -41,4 +41,4 @@ def checked_key(headers: Mapping[str, str]) -> CheckedKey:
     name = headers.get(KEY)
     if name is None:
         return NO_KEY
-    return CheckedKey(name, tuple(pattern.strip() for pattern in headers.get(MODELS, EVERY_MODEL).split(",")))
+    return CheckedKey(name, tuple(headers.get(MODELS, EVERY_MODEL).split(",")))

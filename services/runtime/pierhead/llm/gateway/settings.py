@@ -65,6 +65,11 @@ class GatewaySettings:
                 "PIERHEAD_LLM_MAX_BODIES_BYTES: expected at least PIERHEAD_LLM_MAX_BODY_BYTES, "
                 f"{settings.max_body_bytes}, found {settings.max_bodies_bytes}"
             )
+        if env.text("PIERHEAD_LLM_KEYS_FILE"):  # without it this gateway would serve everybody
+            env.problems.append(
+                "PIERHEAD_LLM_KEYS_FILE: keys are HAProxy's: write x-serve.auth: key into the gateway's service, make "
+                "its keys by `pierhead keys create`, and remove this variable"
+            )
         env.check()
         return settings
 
