@@ -16,7 +16,7 @@ from ..desired.policies import Policies
 from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
-from ..files.certificates import CertificateWatch
+from ..files.pem import PemWatch
 from ..files.watch import SpecWatch
 from ..model.keys import NO_KEYS
 from ..observe.contracts import ImageContracts
@@ -87,7 +87,7 @@ class Controller:
     executor: Executor
     discovery_state: DiscoveryState
     engine_events: EngineEvents
-    certificates: CertificateWatch | None
+    certificates: PemWatch | None
     key_uses: KeyUses
     clock: Callable[[], float]
     wall: Callable[[], float]

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from ..engines.docker import DockerEngine
 from ..engines.gpu_discovery import GpuSources
 from ..engines.sockets import SocketDirectory
-from ..files.certificates import CertificateWatch
+from ..files.certificates import CERTIFICATES
 from ..files.compose import ComposeProject
+from ..files.pem import PemWatch
 from ..routing.haproxy import HAProxyRouter
 from ..settings import Settings
 from ..storage.clock import SteadyClock
@@ -53,10 +54,10 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                 await engine.close()
 
 
-async def _certificates(settings: Settings, router: HAProxyRouter) -> CertificateWatch | None:
+async def _certificates(settings: Settings, router: HAProxyRouter) -> PemWatch | None:
     """They have been read once, so that the first routes are written with them."""
     if settings.tls_dir is None or settings.project_dir is None:
         return None
-    watch = CertificateWatch(settings.project_dir, settings.tls_dir, router.use_certificates, time.time)
+    watch = PemWatch(CERTIFICATES, settings.project_dir, settings.tls_dir, router.use_certificates, time.time)
     await asyncio.to_thread(watch.look)
     return watch

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import InvalidRequest, SettingsError
-from ...files.certificates import WrongCertificates, read_certificates
+from ...files.certificates import CERTIFICATES
+from ...files.pem import WrongFiles, read_files
 from ...settings import Settings
 from . import resolved
 from .compose import Compose
@@ -98,8 +99,8 @@ def refuse_wrong_certificates(stack: ProjectStack) -> Sequence[str]:
         )
     now = time.time()
     try:
-        return read_certificates(stack.root, stack.setting("PIERHEAD_TLS_DIR", "tls"), now).ending(now)
-    except WrongCertificates as error:
+        return read_files(CERTIFICATES, stack.root, stack.setting("PIERHEAD_TLS_DIR", "tls"), now).ending(now)
+    except WrongFiles as error:
         raise InvalidRequest(f"{error}\nNothing was started; running services are not affected.") from None
 
 
