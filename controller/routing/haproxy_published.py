@@ -17,6 +17,7 @@ from pathlib import Path
 from .haproxy_file import write
 from .haproxy_text import NONE
 
+
 class PublishedFiles:
     """The directories in `run_dir`/<kind>. Files and directories are root's alone, as HAProxy's master is root."""
 
