@@ -50,7 +50,9 @@ class Boundaries:
     certificate_ends_at: float | None = None
     """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
     certificates: PemWatch | None = None
-    """Of clients at HAProxy; None = they come without TLS."""
+    """Of HAProxy, for clients; None = they come without TLS."""
+    public_keys: PemWatch | None = None
+    """By which HAProxy checks tokens of clients; None = it cannot."""
 
 
 async def connected(stop: asyncio.Event, timeout_s: int = HTTP_TIMEOUT_S) -> APIClient | None:

@@ -154,6 +154,7 @@ class Control:
     """Has the state in its configs; None = the state is in a file."""
     certificate_ends_at: float | None = None
     certificates: PemWatch | None = None
+    public_keys: PemWatch | None = None
     query: Query = no_prometheus
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
@@ -294,6 +295,7 @@ class Control:
                         node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,
                         certificate_ends_at=self.certificate_ends_at,
                         certificates=self.certificates,
+                        public_keys=self.public_keys,
                     ),
                     self.ask,
                     self.query,
