@@ -38,8 +38,8 @@ class Wrong(Exception):
 class PemKind:
     """What the files are for."""
 
-    name: str
-    """As in "HAProxy gets the certificates"."""
+    event: str
+    """The kind of events of them."""
     variable: str
     """Names the directory."""
     remedy: str
@@ -47,6 +47,11 @@ class PemKind:
     check: Callable[[Path, str, float], tuple[str, float | None]]
     """Of a file, its text and the time now: the text that HAProxy gets, and until when it is valid, if it ends. Raises
     Wrong."""
+
+    @property
+    def name(self) -> str:
+        """As in "HAProxy gets the public keys"."""
+        return self.event.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +157,10 @@ class PemWatch:
 
     async def run(self, events: EventRecorder, is_asked: Callable[[], bool] = lambda: True) -> None:
         """Look for changes until cancelled. Files are read when they have not changed for one more look. `is_asked`:
-        whether anything needs them; else nothing is told of them.
+        whether anything needs them; else there are no events.
         """
-        kind = self.kind.name.replace(" ", "_")
         if self._wrong and is_asked():
-            events.record(kind, "\n".join(self.notices()), outcome="failed")
+            events.record(self.kind.event, "\n".join(self.notices()), outcome="failed")
         before = self._seen
         while True:
             await asyncio.sleep(LOOK_S)
@@ -165,7 +169,7 @@ class PemWatch:
             if settled and now != self._seen:
                 words = await asyncio.to_thread(self.look)
                 if words and is_asked():
-                    events.record(kind, words, outcome="failed" if self._wrong else "ok")
+                    events.record(self.kind.event, words, outcome="failed" if self._wrong else "ok")
 
     def _fingerprint(self) -> Hashable:
         return tuple(self._facts())

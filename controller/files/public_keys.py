@@ -19,7 +19,7 @@ _CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
 def public_keys(algorithm: str) -> PemKind:
     """Those of tokens that are signed by this algorithm (controller.settings.TOKEN_ALGORITHMS)."""
     return PemKind(
-        "public keys",
+        "public_keys",
         "PIERHEAD_JWT_DIR",
         "Make it, and put a file <name>.pem there for each public key by which your identity provider signs tokens: "
         "services with auth: jwt need one",

@@ -190,6 +190,13 @@ async def test_the_subject_is_told_as_it_is_or_not_at_all(closed: Edge, subject:
     assert (answer.status, received.get("x-pierhead-subject"), received.get("x-admin")) == (200, told, None)
 
 
+async def test_the_longest_subject_goes_with_a_large_body(closed: Edge) -> None:
+    headers = bearer(token(KEY, claims(sub="x" * 255, groups=["g" * 50] * 80)))
+    async with closed.http.post("/echo/body", data=b"x" * 64_000, headers=headers) as answer:
+        assert answer.status == 200
+        assert (await answer.json())["headers"]["x-pierhead-subject"] == "x" * 255
+
+
 async def test_a_service_that_asks_for_no_token_gets_no_subject(closed: Edge) -> None:
     headers = bearer(GOOD) | {"x-pierhead-subject": "ann", "x_pierhead-subject": "ann"}
     async with closed.http.get("/open", headers=headers) as answer:
