@@ -15,6 +15,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINES = ("DOCKER", "SWARM")
 CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+TOKEN_ALGORITHMS = tuple(f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits in (256, 384, 512))
+"""By which JSON Web Tokens may be signed: by private keys of an identity provider, never by a shared secret."""
+CLAIM = re.compile(r"[A-Za-z0-9][!#-&(-\[\]-~]{0,499}")
+"""It is put into HAProxy's configuration: no spaces, quotes and backslashes."""
 HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
 
 
@@ -55,6 +59,21 @@ DEFAULT_LIMITS = EdgeLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What a client's JSON Web Token must say (x-serve.auth: jwt)."""
+
+    algorithm: str = "RS256"
+    """Of TOKEN_ALGORITHMS; a token that names another one is refused (PIERHEAD_JWT_ALGORITHM)."""
+    issuer: str = ""
+    """Its `iss`; "" = any (PIERHEAD_JWT_ISSUER)."""
+    audience: str = ""
+    """Its `aud`, or one of them; "" = any (PIERHEAD_JWT_AUDIENCE)."""
+
+
+DEFAULT_TOKENS = TokenRules()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. Ports are those inside the container."""
 
@@ -88,6 +107,9 @@ class Settings:
     (PIERHEAD_TLS is not "files")."""
     https_port: int = 8443
     """The port of the host at which clients reach HTTPS (PIERHEAD_HTTPS_PORT)."""
+    jwt_dir: str = "jwt"
+    """The directory of the project that has the public keys of tokens (PIERHEAD_JWT_DIR)."""
+    tokens: TokenRules = DEFAULT_TOKENS
     haproxy_silence_s: int = 10
     """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
     on_swarm: bool = False
@@ -119,6 +141,12 @@ class Settings:
             edge=_edge_limits(reader),
             tls_dir=(env.get("PIERHEAD_TLS_DIR") or "tls") if has_tls else None,
             https_port=reader.port("PIERHEAD_HTTPS_PORT", 8443),
+            jwt_dir=env.get("PIERHEAD_JWT_DIR") or "jwt",
+            tokens=TokenRules(
+                algorithm=reader.choice("PIERHEAD_JWT_ALGORITHM", TOKEN_ALGORITHMS, "RS256"),
+                issuer=reader.claim("PIERHEAD_JWT_ISSUER"),
+                audience=reader.claim("PIERHEAD_JWT_AUDIENCE"),
+            ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
@@ -142,6 +170,15 @@ class _EnvironmentReader:
             return ""
         if not pattern.fullmatch(value):
             self.problems.append(f"{name}: expected {expected}, found {value!r}")
+        return value
+
+    def claim(self, name: str) -> str:
+        value = self._env.get(name) or ""
+        if value and not CLAIM.fullmatch(value):
+            self.problems.append(
+                f"{name}: expected a letter or a digit, and at most 499 more signs without spaces, quotes and "
+                f"backslashes, found {value!r}"
+            )
         return value
 
     def directory(self, name: str) -> Path:

@@ -16,7 +16,7 @@ from ..desired.policies import Policies
 from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
-from ..files.certificates import CertificateWatch
+from ..files.pem import PemWatch
 from ..files.watch import SpecWatch
 from ..model.keys import NO_KEYS
 from ..observe.contracts import ImageContracts
@@ -87,7 +87,8 @@ class Controller:
     executor: Executor
     discovery_state: DiscoveryState
     engine_events: EngineEvents
-    certificates: CertificateWatch | None
+    certificates: PemWatch | None
+    public_keys: PemWatch | None
     key_uses: KeyUses
     clock: Callable[[], float]
     wall: Callable[[], float]
@@ -105,6 +106,9 @@ class Controller:
         spawn(outlive("reading HAProxy", self.observer.router.run))
         if self.certificates is not None:
             spawn(outlive("watching the certificates", partial(self.certificates.run, self.events)))
+        if self.public_keys is not None:
+            run = partial(self.public_keys.run, self.events, self.specs.takes_tokens)
+            spawn(outlive("watching the public keys of tokens", run))
         spawn(outlive("watching the use of keys", self.key_uses.run))
         spawn(outlive("the loop", self.loop.run))
 
@@ -154,7 +158,7 @@ def assemble(
         clock,
         wall,
         at.certificate_ends_at,
-        at.certificates.notices if at.certificates else tuple,
+        partial(_notices_of_files, at, specs),
     )
     metrics = publisher.metrics
 
@@ -228,10 +232,17 @@ def assemble(
         discovery_state=discovery_state,
         engine_events=engine_events,
         certificates=at.certificates,
+        public_keys=at.public_keys,
         key_uses=key_uses,
         clock=clock,
         wall=wall,
     )
+
+
+def _notices_of_files(at: Boundaries, specs: SpecWatch) -> tuple[str, ...]:
+    """What is wrong with the operator's .pem files that are needed."""
+    needed = (at.certificates, at.public_keys if specs.takes_tokens() else None)
+    return tuple(notice for watch in needed if watch for notice in watch.notices())
 
 
 def _note_replaced_store(store: StateStore, events: EventLog) -> None:

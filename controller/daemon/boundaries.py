@@ -16,7 +16,7 @@ from docker import APIClient
 from ..engines.base import ClusterEngine
 from ..engines.docker import HTTP_TIMEOUT_S, open_client
 from ..errors import EngineSocketGone, EngineUnreachable
-from ..files.certificates import CertificateWatch
+from ..files.pem import PemWatch
 from ..files.watch import SpecSource
 from ..routing.base import Router
 from ..storage.store import StateStore
@@ -49,8 +49,10 @@ class Boundaries:
     """Makes the commands on nodes."""
     certificate_ends_at: float | None = None
     """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
-    certificates: CertificateWatch | None = None
-    """Of clients at HAProxy; None = they come without TLS."""
+    certificates: PemWatch | None = None
+    """Of HAProxy, for clients; None = they come without TLS."""
+    public_keys: PemWatch | None = None
+    """By which HAProxy checks tokens of clients; None = it cannot."""
 
 
 async def connected(stop: asyncio.Event, timeout_s: int = HTTP_TIMEOUT_S) -> APIClient | None:

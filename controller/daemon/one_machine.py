@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from ..engines.docker import DockerEngine
 from ..engines.gpu_discovery import GpuSources
 from ..engines.sockets import SocketDirectory
-from ..files.certificates import CertificateWatch
+from ..files.certificates import CERTIFICATES
 from ..files.compose import ComposeProject
+from ..files.pem import PemKind, PemWatch
+from ..files.public_keys import public_keys
 from ..routing.haproxy import HAProxyRouter
 from ..settings import Settings
 from ..storage.clock import SteadyClock
@@ -36,7 +38,10 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             sockets = SocketDirectory()
             engine = DockerEngine(client, gpus, sockets)
             https_port = settings.https_port if settings.tls_dir else None
-            router = HAProxyRouter(settings.haproxy_run, settings.edge, https_port=https_port)
+            router = HAProxyRouter(
+                settings.haproxy_run, settings.edge, https_port=https_port, token_rules=settings.tokens
+            )
+            of_tokens = public_keys(settings.tokens.algorithm)
             try:
                 yield Boundaries(
                     engine=engine,
@@ -47,16 +52,19 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
                     publish=sockets.publish,
                     policy_dir=settings.project_dir,
-                    certificates=await _certificates(settings, router),
+                    certificates=await _watch(settings, CERTIFICATES, settings.tls_dir, router.use_certificates),
+                    public_keys=await _watch(settings, of_tokens, settings.jwt_dir, router.use_public_keys),
                 )
             finally:
                 await engine.close()
 
 
-async def _certificates(settings: Settings, router: HAProxyRouter) -> CertificateWatch | None:
-    """They have been read once, so that the first routes are written with them."""
-    if settings.tls_dir is None or settings.project_dir is None:
+async def _watch(
+    settings: Settings, kind: PemKind, directory: str | None, use: Callable[[Mapping[str, str]], None]
+) -> PemWatch | None:
+    """The files have been read once, so that the first routes are written with them."""
+    if directory is None or settings.project_dir is None:
         return None
-    watch = CertificateWatch(settings.project_dir, settings.tls_dir, router.use_certificates, time.time)
+    watch = PemWatch(kind, settings.project_dir, directory, use, time.time)
     await asyncio.to_thread(watch.look)
     return watch

@@ -78,6 +78,10 @@ class SpecWatch:
             )
         return spec
 
+    def takes_tokens(self) -> bool:
+        """Whether a service asks its clients for a JSON Web Token."""
+        return self.current is not None and any(spec.auth == "jwt" for spec in self.current.services.values())
+
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
         read = await self._fingerprint()

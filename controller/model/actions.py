@@ -306,6 +306,7 @@ KINDS = frozenset(
         "out_of_memory",
         "policy_failed",
         "policy_works",
+        "public_keys",
         "quorum_at_risk",
         "quorum_safe",
         "refused",

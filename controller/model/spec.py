@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .text import whole_number
 
 Protocol = Literal["http", "grpc"]
-Auth = Literal["none", "key"]
+Auth = Literal["none", "key", "jwt"]
 Aggregation = Literal["mean", "max", "min"]
 Placement = Literal["pack", "spread"]
 AccessLogWord = Literal["sampled", "all", "off"]

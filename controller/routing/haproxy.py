@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,14 +11,15 @@ from ..model.actions import WriteKeys, WriteRouting
 from ..model.keys import KeySet
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
-from ..settings import DEFAULT_LIMITS, EdgeLimits
+from ..settings import DEFAULT_LIMITS, DEFAULT_TOKENS, EdgeLimits, TokenRules
 from . import haproxy_config as config
-from . import haproxy_keys
+from . import haproxy_keys, haproxy_tokens
 from . import haproxy_text as text
 from .base import RoutingAction
 from .haproxy_certificates import PublishedCertificates
 from .haproxy_file import ConfigFile, write
 from .haproxy_process import HAProxyProcess
+from .haproxy_published import PublishedFiles
 
 HTTP_WAIT_S = 2.0
 """An HTTP port that sends nothing for this long is silent."""
@@ -32,16 +34,22 @@ class HAProxyRouter:
         limits: EdgeLimits = DEFAULT_LIMITS,
         http: tuple[str, int] = ("haproxy", 8000),
         https_port: int | None = None,
+        token_rules: TokenRules = DEFAULT_TOKENS,
     ) -> None:
         """`http`: host and port at which HAProxy listens to HTTP clients. `https_port`: where clients reach HTTPS; None
-        = nothing speaks TLS. Until `use_certificates` is called, HAProxy keeps the certificates that it has.
+        = nothing speaks TLS. Until `use_certificates` is called, HAProxy keeps the certificates that it has; so it does
+        with the public keys of tokens.
         """
         self._keys_file = run_dir / haproxy_keys.FILE
-        self._http, self._limits, self._https_port = http, limits, https_port
+        self._http, self._limits, self._https_port, self._token_rules = http, limits, https_port, token_rules
         self._process = HAProxyProcess(run_dir / "admin.sock", run_dir / "master.sock", self._refresh_file)
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
         self._certificates = PublishedCertificates(run_dir, self._process.runtime)
-        self._use(self._certificates.in_config(self._file.read()))
+        self._public_keys = PublishedFiles(run_dir, "jwt")
+        loaded = self._file.read()
+        self._named = {published: published.in_config(loaded) for published in (self._certificates, self._public_keys)}
+        self._naming = threading.Lock()
+        self._texts = self._rendered()
 
     async def observe(self) -> RoutingState:
         """See `Router.observe`."""
@@ -73,7 +81,8 @@ class HAProxyRouter:
             wanted = self._texts.of(action.services)
             async with self._process.one_at_a_time(relist=True):
                 await self._file.load(wanted, self._certificates.swap)
-                await asyncio.to_thread(self._certificates.keep_only, self._certificates.in_config(wanted))
+                for published in self._named:
+                    await asyncio.to_thread(published.keep_only, published.in_config(wanted))
             return
         if isinstance(action, WriteKeys):
             # The file first: whatever happens then, a process that starts has no revoked key.
@@ -89,11 +98,24 @@ class HAProxyRouter:
 
     def use_certificates(self, files: Mapping[str, str]) -> None:
         """Have HAProxy use these PEM files, by name, with the next `WriteRouting`, which the hash then asks for."""
-        self._use(self._certificates.publish(files))
+        self._use(self._certificates, files)
 
-    def _use(self, certificates: str) -> None:
+    def use_public_keys(self, files: Mapping[str, str]) -> None:
+        """Have HAProxy check tokens by these public keys, likewise. Their files' names do not matter."""
+        numbered = {f"{number}.pem": text for number, text in enumerate(sorted(set(files.values())), 1)}
+        self._use(self._public_keys, numbered)
+
+    def _use(self, published: PublishedFiles, files: Mapping[str, str]) -> None:
+        """Called by several threads."""
+        with self._naming:
+            self._named[published] = published.publish(files)
+            self._texts = self._rendered()
+
+    def _rendered(self) -> config.Rendered:
+        certificates, public_keys = self._named[self._certificates], self._named[self._public_keys]
         tls = config.Tls(certificates, self._https_port) if self._https_port else None
-        self._texts = config.Rendered(self._limits, tls=tls)
+        tokens = haproxy_tokens.Tokens(self._token_rules, public_keys, self._public_keys.names(public_keys))
+        return config.Rendered(self._limits, tls=tls, tokens=tokens)
 
     async def _refresh_file(self) -> None:
         await self._file.refresh()

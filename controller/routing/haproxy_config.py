@@ -25,7 +25,7 @@ import jinja2
 from ..errors import RoutingError
 from ..model.spec import ServiceSpec, by_precedence
 from ..settings import DEFAULT_LIMITS, EdgeLimits
-from . import haproxy_keys
+from . import haproxy_keys, haproxy_tokens
 from .haproxy_text import HASH_LINE, SERVICE, matching
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
@@ -116,6 +116,7 @@ def render(
     *,
     is_remote: bool = False,
     tls: Tls | None = None,
+    tokens: haproxy_tokens.Tokens = haproxy_tokens.NO_KEYS,
 ) -> str:
     """Configuration for these services in any order, without servers, with its own hash in it.
 
@@ -123,7 +124,7 @@ def render(
 
     Raises RoutingError when a value may not be put into a configuration.
     """
-    unsigned = _render(services, limits, is_remote=is_remote, tls=tls)
+    unsigned = _render(services, limits, is_remote=is_remote, tls=tls, tokens=tokens)
     digest = hashlib.sha256(unsigned.encode()).hexdigest()[:16]
     return HASH_LINE.sub(lambda line: line.group().replace("()", f"({digest})"), unsigned)
 
@@ -131,20 +132,34 @@ def render(
 class Rendered:
     """The configuration of the services asked for last: it is asked for in each tick and seldom changes."""
 
-    def __init__(self, limits: EdgeLimits = DEFAULT_LIMITS, *, is_remote: bool = False, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        limits: EdgeLimits = DEFAULT_LIMITS,
+        *,
+        is_remote: bool = False,
+        tls: Tls | None = None,
+        tokens: haproxy_tokens.Tokens = haproxy_tokens.NO_KEYS,
+    ) -> None:
         """As `render`."""
-        self._limits, self._is_remote, self._tls = limits, is_remote, tls
+        self._render = functools.partial(render, limits=limits, is_remote=is_remote, tls=tls, tokens=tokens)
         self._last: tuple[tuple[ServiceSpec, ...], str] | None = None
 
     def of(self, services: Collection[ServiceSpec]) -> str:
         """As `render`."""
         asked = tuple(services)
         if self._last is None or self._last[0] != asked:
-            self._last = asked, render(asked, self._limits, is_remote=self._is_remote, tls=self._tls)
+            self._last = asked, self._render(asked)
         return self._last[1]
 
 
-def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote: bool, tls: Tls | None) -> str:
+def _render(
+    services: Collection[ServiceSpec],
+    limits: EdgeLimits,
+    *,
+    is_remote: bool,
+    tls: Tls | None,
+    tokens: haproxy_tokens.Tokens,
+) -> str:
     specs = [spec for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
     applications = _applications(specs)
     routed = [_service(spec, limits, applications) for spec in specs]
@@ -163,6 +178,7 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         limits=limits,
         is_remote=is_remote,
         tls=tls,
+        tokens=haproxy_tokens.checked(tokens),
         services=routed,
         http_services=http,
         grpc_services=grpc,

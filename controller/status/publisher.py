@@ -45,7 +45,7 @@ class Publisher:
     _clock: Callable[[], float]
     _wall: Callable[[], float]
     _certificate_ends_at: float | None = None
-    _certificate_notices: Callable[[], tuple[str, ...]] = tuple
+    _file_notices: Callable[[], tuple[str, ...]] = tuple
 
     def __post_init__(self) -> None:
         self._user_configs: Mapping[str, str] = {}
@@ -105,7 +105,7 @@ class Publisher:
                 *self._store_notices(),
                 *notices(observed, refusals, snapshot.unseen, now),
                 *certificate_notices(self._certificate_ends_at, self._wall()),
-                *self._certificate_notices(),
+                *self._file_notices(),
             ),
             certificate_ends_at=self._certificate_ends_at,
             refusals=refusals,

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import InvalidRequest, SettingsError
-from ...files.certificates import WrongCertificates, read_certificates
-from ...settings import Settings
+from ...files.certificates import CERTIFICATES
+from ...files.pem import PemFiles, PemKind, WrongFiles, read_files
+from ...files.public_keys import public_keys
+from ...settings import DEFAULT_TOKENS, Settings
 from . import resolved
 from .compose import Compose
 from .engines import ProjectEngine
@@ -97,9 +99,22 @@ def refuse_wrong_certificates(stack: ProjectStack) -> Sequence[str]:
             ".env, and let a balancer in front of the nodes speak TLS. Nothing was started."
         )
     now = time.time()
+    return _read(stack, CERTIFICATES, "tls", now).ending(now)
+
+
+def refuse_wrong_public_keys(stack: ProjectStack, services: Services) -> None:
+    """Raise InvalidRequest where a service takes tokens, and the keys by which HAProxy checks them cannot be used. On
+    other engines the service's file is refused later.
+    """
+    if stack.engine is ProjectEngine.DOCKER and resolved.takes_tokens(services):
+        algorithm = stack.setting("PIERHEAD_JWT_ALGORITHM", DEFAULT_TOKENS.algorithm).upper()
+        _read(stack, public_keys(algorithm), "jwt", time.time())
+
+
+def _read(stack: ProjectStack, kind: PemKind, usual: str, now: float) -> PemFiles:
     try:
-        return read_certificates(stack.root, stack.setting("PIERHEAD_TLS_DIR", "tls"), now).ending(now)
-    except WrongCertificates as error:
+        return read_files(kind, stack.root, stack.setting(kind.variable, usual), now)
+    except WrongFiles as error:
         raise InvalidRequest(f"{error}\nNothing was started; running services are not affected.") from None
 
 

@@ -101,6 +101,11 @@ def _dockerfile(build: Mapping[str, Any]) -> str:
         return ""
 
 
+def takes_tokens(services: Services) -> bool:
+    """Whether a service asks its clients for a JSON Web Token."""
+    return any(_block(one).get("auth") == "jwt" for one in services.values())
+
+
 def _block(service: Mapping[str, Any]) -> Mapping[str, Any]:
     block = service.get("x-serve")
     return block if isinstance(block, Mapping) else {}

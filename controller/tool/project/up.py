@@ -43,6 +43,7 @@ class StackUp:
             machine.refuse_wrong_settings(self.stack, services)
             for warning in machine.refuse_wrong_certificates(self.stack):
                 self.warn(f"warning: {warning}")
+            machine.refuse_wrong_public_keys(self.stack, services)
             self.place.refuse(compose, services)
             compose = self._with_images(compose)
             self._tell_what_goes(services)

@@ -313,7 +313,7 @@ class ServeBlock(KeyBlock):
     strip_prefix: bool = False
     grpc_services: list[Annotated[str, Syntax("grpc_name")]] = field(default_factory=list)
     application: Annotated[str, Syntax("application")] | None = None
-    auth: Literal["none", "key"] = "none"
+    auth: Literal["none", "key", "jwt"] = "none"
     allow: list[Annotated[str, Syntax("network")]] = field(default_factory=list)
     max_ongoing_requests: Annotated[int, Between(1, 1_000_000), Variable("PIERHEAD_MAX_ONGOING_REQUESTS")] = 100
     max_queued_requests: Annotated[int, Between(-1, 1_000_000)] = -1

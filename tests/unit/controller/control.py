@@ -16,7 +16,7 @@ from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
-from controller.files.certificates import CertificateWatch
+from controller.files.pem import PemWatch
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
 from controller.model.world import SleepReport, UserConfigReport, current_version
@@ -153,7 +153,8 @@ class Control:
     swarm: FakeSwarm | None = None
     """Has the state in its configs; None = the state is in a file."""
     certificate_ends_at: float | None = None
-    certificates: CertificateWatch | None = None
+    certificates: PemWatch | None = None
+    public_keys: PemWatch | None = None
     query: Query = no_prometheus
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
@@ -294,6 +295,7 @@ class Control:
                         node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,
                         certificate_ends_at=self.certificate_ends_at,
                         certificates=self.certificates,
+                        public_keys=self.public_keys,
                     ),
                     self.ask,
                     self.query,

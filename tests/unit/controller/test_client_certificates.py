@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.files import certificates
-from controller.files.certificates import CertificateWatch, WrongCertificates, read_certificates
+from controller.files import pem
+from controller.files.certificates import CERTIFICATES
+from controller.files.pem import PemWatch, WrongFiles, read_files
 from controller.model.reports import EventOutcome
 from tests.harness.certificates import DAY_S, made, write
 from tests.harness.waiting import until
@@ -23,8 +24,8 @@ GOOD = f"{KEY}{CHAIN}"
 
 
 def wrong(root: Path, directory: str = "tls", now: float = NOW) -> str:
-    with pytest.raises(WrongCertificates) as refused:
-        read_certificates(root, directory, now)
+    with pytest.raises(WrongFiles) as refused:
+        read_files(CERTIFICATES, root, directory, now)
     return str(refused.value)
 
 
@@ -59,7 +60,7 @@ def test_right_files_are_read_and_others_are_left_alone(tmp_path: Path, texts: T
     write(tmp_path / "tls" / "a.pem", *texts)
     for other in ("notes.txt", ".hidden.pem", "b.pem.bak"):
         write(tmp_path / "tls" / other, "anything", mode=0o644)
-    found = read_certificates(tmp_path, "tls", NOW)
+    found = read_files(CERTIFICATES, tmp_path, "tls", NOW)
     assert found.files == {"a.pem": "".join(texts)}
     assert found.ending(NOW) == ()
 
@@ -95,7 +96,7 @@ def test_every_wrong_file_is_named(tmp_path: Path) -> None:
 def test_a_certificate_that_ends_soon_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "tls" / "a.pem", *made("a", now=NOW, ends=13))
     write(tmp_path / "tls" / "b.pem", *made("b", now=NOW, ends=15))
-    found = read_certificates(tmp_path, "tls", NOW)
+    found = read_files(CERTIFICATES, tmp_path, "tls", NOW)
     assert found.ending(NOW) == (
         f"{tmp_path}/tls/a.pem: its certificate ends on 2027-01-28: put a new one in its place",
     )
@@ -108,7 +109,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root, self.used, self.events = root, list[Mapping[str, str]](), list[tuple[str, EventOutcome]]()
         self.disk_is_full = False
-        self.watch = CertificateWatch(root, "tls", self.use, lambda: NOW)
+        self.watch = PemWatch(CERTIFICATES, root, "tls", self.use, lambda: NOW)
 
     def use(self, files: Mapping[str, str]) -> None:
         if self.disk_is_full:
@@ -135,7 +136,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(pem, "LOOK_S", 0.01)
     write(tmp_path / "tls" / "a.pem", GOOD)
     return World(tmp_path)
 
@@ -186,7 +187,7 @@ async def test_files_that_cannot_be_copied_are_tried_again(world: World) -> None
 async def test_the_status_names_what_is_wrong_and_an_event_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(pem, "LOOK_S", 0.01)
     root = tmp_path / "project"
     root.mkdir()
     world = World(root)

@@ -9,7 +9,7 @@ from pathlib import Path
 from controller.model.actions import KINDS, Action, action_name
 
 CONTROLLER = Path(__file__).resolve().parents[3] / "controller"
-RECORDERS = {"record", "Note"}
+RECORDERS = {"record", "Note", "PemKind"}
 
 
 def written_kinds() -> Iterator[str]:

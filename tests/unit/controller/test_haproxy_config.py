@@ -18,12 +18,14 @@ from controller.model.spec import AccessLog, AutoscaleSpec, BackpressureAnswer, 
 from controller.routing import haproxy_config as config
 from controller.routing import haproxy_text as text_of
 from controller.routing.haproxy_text import ServerLine, hash_of, with_servers
-from controller.settings import DEFAULT_LIMITS, EdgeLimits
+from controller.routing.haproxy_tokens import Tokens, checked
+from controller.settings import CLAIM, DEFAULT_LIMITS, EdgeLimits, TokenRules
 
 WEB = ServiceSpec("web", "web", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/web")
 RANKER = ServiceSpec(
     "ranker", "ranker", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"), grpc_services=("services.recsys.app.Ranker",)
 )
+TOKENS = Tokens(TokenRules(), "a" * 16, ("1.pem", "2.pem"))
 INTERNAL = ServiceSpec("internal", "internal", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"))
 
 
@@ -59,6 +61,61 @@ def test_other_certificates_are_another_configuration_and_without_them_there_is_
     ]
     with pytest.raises(RoutingError, match="directory of certificates"):
         config.render([WEB], tls=config.Tls("../../etc", 8443))
+
+
+def test_tokens_are_judged_by_the_public_keys_and_rules_and_only_where_a_service_asks_for_one() -> None:
+    asking = [replace(WEB, auth="jwt"), replace(RANKER, auth="jwt")]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"directory": "b" * 16},
+        {"files": ("1.pem",)},
+        {"files": ()},
+        *({"rules": rules} for rules in (TokenRules("PS256"), TokenRules(issuer="a"), TokenRules(audience="a"))),
+    ]
+    hashes = {hash_of(config.render(asking, tokens=TOKENS._replace(**change))) for change in changes}
+    assert len(hashes) == len(changes)
+    assert len({hash_of(config.render([WEB], tokens=TOKENS._replace(**change))) for change in changes}) == 1
+    for backend in ("hold_web", "svc_web", "hold_ranker", "svc_ranker"):
+        lines = section(config.render(asking, tokens=TOKENS), f"backend {backend}")
+        assert [line for line in lines if line.startswith("acl signed")] == [
+            f'acl signed var(txn.token),jwt_verify("RS256","/run/haproxy/jwt/{"a" * 16}/{file}") eq 1'
+            for file in ("1.pem", "2.pem")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"directory": "../tls"}, "directory of public keys"),
+        ({"files": ("../1.pem",)}, "public key"),
+        ({"files": ('1.pem")',)}, "public key"),
+        ({"rules": TokenRules("HS256")}, "algorithm of tokens"),
+        ({"rules": TokenRules("none")}, "algorithm of tokens"),
+        ({"rules": TokenRules(issuer="a'")}, "issuer of tokens"),
+        ({"rules": TokenRules(audience="a\n")}, "audience of tokens"),
+    ],
+)
+def test_what_may_be_said_of_tokens(change: dict[str, Any], what: str) -> None:
+    with pytest.raises(RoutingError, match=f"^{what} "):
+        config.render([WEB], tokens=TOKENS._replace(**change))
+
+
+@given(st.from_regex(CLAIM, fullmatch=True), st.from_regex(CLAIM, fullmatch=True))
+def test_an_audience_is_found_in_a_list_and_no_other_one(audience: str, other: str) -> None:
+    pattern = checked(TOKENS._replace(rules=TokenRules(audience=audience)))["in_a_list"].replace("[[:space:]]", r"\s")
+    for those in ([audience], ["x", audience], [audience, other], [other, "x", audience]):
+        for separators in ((",", ":"), (" , ", ":")):
+            assert re.search(pattern, json.dumps(those, separators=separators))
+    others: list[list[Any]] = [
+        [],
+        [f"{audience}x"],
+        [f"x{audience}"],
+        [f'x","{audience}","x'],
+        [f"{audience}\n"],
+        [other],
+    ]
+    for those in others:
+        assert other == audience or not re.search(pattern, json.dumps(those))
 
 
 def test_an_edge_without_routes_is_not_healthy_so_that_balancers_leave_it_out() -> None:
@@ -103,13 +160,17 @@ def test_only_networks_are_put_into_the_list_of_trusted_proxies(network: str) ->
 
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
-    services = [WEB, replace(WEB, name="b", max_queued_requests=0, auth="key", allow=("10.0.0.0/8",))]
-    text = config.render(services, EdgeLimits(client_requests_per_s=1), is_remote=True)
+    services = [
+        replace(WEB, auth="jwt"),
+        replace(WEB, name="b", max_queued_requests=0, auth="key", allow=("10.0.0.0/8",)),
+    ]
+    limits = EdgeLimits(client_requests_per_s=1)
+    text = config.render(services, limits, is_remote=True) + config.render(services, limits, tokens=TOKENS)
     named = set(re.findall(r"/errors/(\S+)", text))
     assert named == {page.name for page in pages.iterdir()}
     for page in pages.iterdir():
         error = json.loads(page.read_text())["error"]
-        of_models = {"type", "param"} if page.name.startswith("key") else set()
+        of_models = {"type", "param"} if page.name.startswith(("key", "token")) else set()
         assert error.keys() == {"code", "message", "request_id"} | of_models
 
 
@@ -124,6 +185,7 @@ def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> No
 
 BACKEND_CHANGES: list[dict[str, Any]] = [
     {"auth": "key"},
+    {"auth": "jwt"},
     {"allow": ("10.0.0.0/8",)},
     {"host": "shop.example"},
     {"route": "/other"},

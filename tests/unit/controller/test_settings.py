@@ -8,7 +8,7 @@ import pytest
 
 from controller.api_tokens import digest_of
 from controller.errors import SettingsError
-from controller.settings import DEFAULT_LIMITS, Settings
+from controller.settings import DEFAULT_LIMITS, Settings, TokenRules
 
 
 def test_empty_means_default(tmp_path: Path) -> None:
@@ -55,6 +55,25 @@ def test_tls_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert Settings.from_env(env | {"PIERHEAD_TLS": "files", "PIERHEAD_TLS_DIR": ""}).tls_dir == "tls"
     with pytest.raises(SettingsError, match=r"^PIERHEAD_TLS: expected one of OFF, FILES, found 'ON'$"):
         Settings.from_env(env | {"PIERHEAD_TLS": "on"})
+
+
+def test_rules_of_tokens(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
+    of = "PIERHEAD_JWT_"
+    empty = {f"{of}{name}": "" for name in ("DIR", "ALGORITHM", "ISSUER", "AUDIENCE")}
+    assert Settings.from_env(env | empty) == Settings.from_env(env)
+    assert (Settings.from_env(env).jwt_dir, Settings.from_env(env).tokens) == ("jwt", TokenRules("RS256", "", ""))
+    texts = {"DIR": "keys/idp", "ALGORITHM": "es384", "ISSUER": "https://idp.example/a?b=(c)#1", "AUDIENCE": "api://x"}
+    settings = Settings.from_env(env | {f"{of}{name}": text for name, text in texts.items()})
+    assert settings.jwt_dir == "keys/idp"
+    assert settings.tokens == TokenRules("ES384", "https://idp.example/a?b=(c)#1", "api://x")
+    for algorithm in ("none", "HS256", "EdDSA"):
+        with pytest.raises(SettingsError, match=f"^{of}ALGORITHM: expected one of RS256, RS384, .*, ES512, found "):
+            Settings.from_env(env | {f"{of}ALGORITHM": algorithm})
+    for name in ("ISSUER", "AUDIENCE"):
+        for text in ("a b", "a'", 'a"', "a\\b", "a\nb", "}", "-i", "\u00e4", "x" * 501):
+            with pytest.raises(SettingsError, match=f"^{of}{name}: expected a letter or a digit, and at most 499 more"):
+                Settings.from_env(env | {f"{of}{name}": text})
 
 
 def test_further_names_of_the_api(tmp_path: Path) -> None:

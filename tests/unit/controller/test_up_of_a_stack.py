@@ -30,7 +30,7 @@ from controller.tool.project.project import Project
 from controller.tool.project.stack import NotUp, ProjectStack
 from controller.tool.project.up import StackUp
 from tests.fakes.fake_programs import LOOKS, FakePrograms
-from tests.harness import certificates
+from tests.harness import certificates, tokens
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -360,6 +360,26 @@ def test_tls_on_many_machines_is_refused() -> None:
     user = User(variables={**TLS, "PIERHEAD_ENGINE": "swarm"})
     assert user.is_refused().startswith("PIERHEAD_TLS=files is for one machine so far, not for PIERHEAD_ENGINE=swarm:")
     assert user.calls(CHANGES) == []
+
+
+# --------------------------------------------------------------------------------------------------------------- tokens
+
+
+TOKENS: dict[str, Any] = {**SERVICES, "a": {"image": "mine/a", "x-serve": {"route": "/a", "auth": "jwt"}}}
+
+
+def test_public_keys_are_needed_where_a_service_takes_tokens(tmp_path: Path) -> None:
+    variables = {"PIERHEAD_JWT_DIR": "idp", "PIERHEAD_JWT_ALGORITHM": "es256"}
+    User(variables=variables, root=tmp_path).types_up()
+    user = User(variables=variables, root=tmp_path, services=TOKENS)
+    missing, nothing_started = user.is_refused().splitlines()
+    assert missing.startswith(f"PIERHEAD_JWT_DIR: {tmp_path}/idp cannot be read (No such file or directory). Make it, ")
+    assert nothing_started == "Nothing was started; running services are not affected."
+    certificates.write(tmp_path / "idp" / "a.pem", tokens.public(tokens.made("ES384")))
+    assert "a.pem: its key is secp384r1, and PIERHEAD_JWT_ALGORITHM=ES256 needs secp256r1" in user.is_refused()
+    assert user.calls(CHANGES) == []
+    certificates.write(tmp_path / "idp" / "a.pem", tokens.public(tokens.made("ES256")))
+    user.types_up()
 
 
 def test_images_that_are_missing_are_named() -> None:
