@@ -55,6 +55,10 @@ class StoreError(ControllerError):
     """The state file cannot be read or written; the value is not stored."""
 
 
+class NewerState(ControllerError):
+    """The state is of a newer build: this one does not start, and changes nothing."""
+
+
 class StateChanged(StoreError):
     """The state was written by another controller, or a command, since it was read: read it again."""
 

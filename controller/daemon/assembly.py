@@ -237,7 +237,7 @@ def assemble(
 def _note_replaced_store(store: StateStore, events: EventLog) -> None:
     if store.set_aside is not None:
         lost = (
-            f"the state was damaged, or written by another version of the controller, and is kept at "
-            f"{store.set_aside}; scale targets are the files' again"
+            f"the state was damaged, and is kept at {store.set_aside}; scale targets are the files' again, and keys "
+            "of clients are gone (`pierhead restore` brings back a backup)"
         )
         events.record("store_replaced", lost, outcome="warning")

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from ...errors import StateTooLarge, StoreError
 from ...model.reports import Event
-from ...storage.rows import EVENTS_KEPT, StoredEvent
+from ...storage.rows import EVENTS_KEPT, StateContent, StoredEvent
+from ...storage.version import VERSION, brought_up, refuse_newer
 
-LAYOUT = 1
 ASKED_S = 0.5
 OBSERVED_S = 5.0
 STORED_LIMIT_S = 10.0
@@ -109,22 +109,25 @@ class StateDocument:
     # ------------------------------------------------------------------------------------- for the holder of the lease
 
     def load(self, content: bytes) -> None:
-        """Take what the document says. Raises ValueError if it is damaged or of another layout."""
+        """Take what the document says. Raises ValueError if it is damaged, NewerState."""
         try:
             plain = json.loads(gzip.decompress(content))
-            if plain["layout"] != LAYOUT:
-                raise ValueError(f"layout {plain['layout']}")
-            rows = {(str(kind), str(key)): str(value) for kind, key, value in plain["rows"]}
+            version = int(plain["layout"])
+            refuse_newer(version, "the state in Swarm's configs")
+            rows = tuple((str(kind), str(key), str(value)) for kind, key, value in plain["rows"])
             events = [
                 StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in plain["events"]
             ]
-            last_seq = int(plain["last_seq"])
+            # Events that were not written any more have had numbers too, and no number is given twice.
+            last_seq = int(plain["last_seq"]) + EVENTS_KEPT
         except (OSError, EOFError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        self._rows = rows
-        self._events = {stored.seq: stored for stored in events}
-        # Events that were not written any more have had numbers too, and no number is given twice.
-        self.last_seq = last_seq + EVENTS_KEPT
+        self._take(brought_up(StateContent(rows, tuple(events), last_seq), version))
+
+    def _take(self, content: StateContent) -> None:
+        self._rows = {(kind, key): value for kind, key, value in content.rows}
+        self._events = {stored.seq: stored for stored in content.events}
+        self.last_seq = content.last_seq
 
     def due_in_s(self, now: float) -> float:
         """Seconds until a write is due; infinite without changes."""
@@ -173,6 +176,6 @@ class StateDocument:
             for e in (stored.event,)
         ]
         rows = [(kind, key, value) for (kind, key), value in self._rows.items()]
-        plain = {"layout": LAYOUT, "last_seq": self.last_seq, "rows": rows, "events": events}
+        plain = {"layout": VERSION, "last_seq": self.last_seq, "rows": rows, "events": events}
         # The fastest level: it makes a tenth of texts like these, in a few milliseconds.
         return gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), compresslevel=1, mtime=0)
