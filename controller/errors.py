@@ -89,6 +89,12 @@ class AnotherController(ControllerError):
     exit_code = 3
 
 
+class BeginsAgain(ControllerError):
+    """Another state was put in the place of this controller's: it ends, and Docker starts the next one."""
+
+    exit_code = 4
+
+
 class NotYet(ControllerError):
     """The controller was just started and has not seen the world yet: the same request works soon."""
 

@@ -58,6 +58,7 @@ class StateFile:
         self.set_aside: str | None = None
         self.trouble = ""
         self.owed: dict[tuple[str, ...], tuple[str, tuple[object, ...]]] = {}
+        self._is_replaced = False
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self.db = self._open(clock)
@@ -107,12 +108,33 @@ class StateFile:
     async def stored(self) -> None:
         """See `Rows.stored`: `put` has written it already."""
 
+    def content(self) -> StateContent:
+        """See `Rows.content`."""
+        self.settle()
+        if self.trouble:
+            raise StoreError(self.trouble)
+        return _content(self.db)
+
+    async def replace(self, content: StateContent) -> None:
+        """See `Rows.replace`."""
+        self.db.execute("PRAGMA synchronous = FULL")
+        try:
+            _replace(self.db, content)
+        except sqlite3.Error as error:
+            raise StoreError(self._refusal(error)) from error
+        finally:
+            self.db.execute("PRAGMA synchronous = NORMAL")
+        self._is_replaced = True
+        self.owed.clear()
+
     def close(self) -> None:
         """Close the file."""
         self.db.close()
 
     def _write(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
         """Write a change that an operator asked for, now or not at all. Raises StoreError."""
+        if self._is_replaced:
+            raise StoreError("the state was just replaced, and the controller begins again: repeat it in a few seconds")
         try:
             self.db.execute(statement, values)
         except sqlite3.Error as error:
@@ -126,6 +148,8 @@ class StateFile:
 
         Only the last statement of each key stays pending, so the number of pending writes is bounded by the keys.
         """
+        if self._is_replaced:
+            return
         self.owed.pop(key, None)
         self.owed[key] = (statement, values)
         self.settle()
@@ -215,10 +239,11 @@ def _replace(db: sqlite3.Connection, content: StateContent) -> None:
     """Put this in the place of everything, in one step."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        for emptied in ("DELETE FROM state", "DELETE FROM events", "DELETE FROM sqlite_sequence"):
-            db.execute(emptied)
+        db.execute("DELETE FROM state")
+        db.execute("DELETE FROM events")
         db.executemany(_PUT, content.rows)
         db.executemany(_ADD_EVENT, map(_event_row, content.events))
+        db.execute("DELETE FROM sqlite_sequence")  # what SQLite has counted itself
         db.execute("INSERT INTO sqlite_sequence VALUES ('events', ?)", (content.last_seq,))
         db.execute(f"PRAGMA user_version = {VERSION}")
         db.execute("COMMIT")

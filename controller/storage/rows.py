@@ -90,6 +90,17 @@ class Rows(Protocol):
         """Return when everything that was asked for is kept. Raises StoreError."""
         ...
 
+    def content(self) -> StateContent:
+        """Everything. Raises StoreError while nothing can be written: something may be missing."""
+        ...
+
+    async def replace(self, content: StateContent) -> None:
+        """Return when this is kept in the place of everything. From then on nothing else is written.
+
+        It is one step: a kill leaves the former content, or this. Raises StoreError; the former content then stays.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the place."""
         ...

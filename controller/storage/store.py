@@ -22,7 +22,7 @@ from ..model.keys import ServiceKey
 from ..model.reports import Event
 from ..model.text import storable
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
-from .rows import EVENTS_KEPT, RowKind, Rows, StoredEvent
+from .rows import EVENTS_KEPT, RowKind, Rows, StateContent, StoredEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class StateStore:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.is_replaced = False
+        """Another state is kept by now: the controller that begins next has it, and this one ends."""
         self.overrides: RowKind[str, Override] = RowKind(rows, "override", FORMS["override"], asked=True)
         """Scale calls in force, by service."""
         self.restarts: RowKind[str, str] = RowKind(rows, "restart", FORMS["restart"], asked=True)
@@ -99,6 +101,18 @@ class StateStore:
     async def stored(self) -> None:
         """Return when everything that an operator asked for is kept. Raises StoreError."""
         await self._rows.stored()
+
+    def content(self) -> StateContent:
+        """Everything that is kept. Raises StoreError."""
+        return self._rows.content()
+
+    async def replace(self, content: StateContent, event: Event) -> None:
+        """Keep this in the place of everything, and the event after it. Raises StoreError; nothing has changed then."""
+        seq = self._last_seq = max(self._last_seq, content.last_seq) + 1
+        events = (*content.events[1 - EVENTS_KEPT :], StoredEvent(seq, event, event.at))
+        # Events that this controller still has until it ends get numbers too, and no number is given twice.
+        await self._rows.replace(replace(content, events=events, last_seq=seq + EVENTS_KEPT))
+        self.is_replaced = True
 
     def close(self) -> None:
         """Let go of the rows."""
