@@ -172,6 +172,7 @@ def value_of(form: Callable[..., V], plain: Any) -> tuple[V, Mapping[str, Any]]:
         return form(plain), {}
     if not isinstance(plain, dict):
         raise TypeError(f"expected an object, found {type(plain).__name__}")
-    names = {field.name for field in fields(form)}
+    record: Any = form
+    names = {field.name for field in fields(record)}
     known = {name: tuple(each) if isinstance(each, list) else each for name, each in plain.items() if name in names}
-    return form(**known), {name: each for name, each in plain.items() if name not in names}
+    return record(**known), {name: each for name, each in plain.items() if name not in names}

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -225,7 +225,8 @@ async def test_a_kill_in_the_middle_of_it_leaves_the_former_content(tmp_path: Pa
             yield "new", str(number), "x" * 100
         shutil.copytree(place, killed)
 
-    await rows.replace(replace(a_content(), rows=dying()))
+    content: Any = dying()
+    await rows.replace(replace(a_content(), rows=content))
     found = StateFile(killed)
     assert (found.set_aside, found.content()) == (None, StateContent((("a", "1", "before"),), (), 0))
     found.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,21 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, ClientSession
+from aiohttp.test_utils import unused_port
 
+from controller.__main__ import _serve as serve
 from controller.api_tokens import ROLES, digest_of, read_tokens
 from controller.daemon import api
+from controller.daemon.assembly import World
 from controller.daemon.backup import backup_of, content_of
 from controller.daemon.bodies import restore_in
+from controller.daemon.boundaries import Boundaries
 from controller.daemon.callers import Gatekeeper
-from controller.errors import InvalidRequest
+from controller.daemon.llm_replicas import operate
+from controller.errors import BeginsAgain, InvalidRequest
 from controller.model.actions import CreateContainer
 from controller.model.reports import Event
-from controller.status.records.answers import Backup
+from controller.settings import Settings
 from controller.storage.file import FILE_NAME, StateFile
-from controller.storage.rows import StateContent, StoredEvent
+from controller.storage.rows import EVENTS_KEPT, StateContent, StoredEvent
 from controller.storage.store import Override, StateStore
 from controller.storage.version import VERSION
+from controller.tool.output import json_text
+from controller.tool.project.direct import connects
 from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.unit.controller.control import Control, until, version
 from tests.unit.controller.test_api import Client, bearer, error_of, serving
@@ -128,6 +136,27 @@ async def test_between_the_restore_and_its_end_a_controller_does_nothing(control
         assert not [each for each in control.engine.done[done:] if isinstance(each, CreateContainer)]
     async with serving(control):
         await control.settled("web", 3)
+
+
+async def test_a_new_machine_continues_from_the_backup_of_another_one(tmp_path: Path) -> None:
+    """Its images were built there, so it has other versions."""
+    old, new = (Control.of(tmp_path / name, WEB, service("api", replicas=1)) for name in ("old", "new"))
+    async with serving(old, web=2, api=1) as client:
+        await client.put("/api/v1/services/web/scale", json={"replicas": 3})
+        await client.post("/api/v1/keys", json={"name": "team"})
+        await old.settled("web", 3)
+        backup = await (await client.get(BACKUP)).json()
+    new.engine.add_image(WEB.image, "sha256:built-again")
+    async with serving(new, web=2, api=1) as client:
+        here = version(new, WEB)
+        assert here != version(old, WEB)
+        assert (await restored(client, backup)).status == 200
+    async with serving(new) as client:
+        await new.settled("web", 3)
+        await new.settled("api", 1)
+        assert {each.name for each in new.router.keys.keys} == {"team"}
+        await until(lambda: new.controller.deployer.state("web").stable == here)
+        assert {each.version for each in new.engine.containers.values() if each.service == "web"} == {here}
 
 
 async def test_a_restore_that_cannot_be_kept_changes_nothing(on_a_file: Control) -> None:
@@ -265,6 +294,29 @@ async def test_a_body_is_bounded(on_a_file: Control, monkeypatch: pytest.MonkeyP
         assert (status, said) == (413, "body: expected at most 65536 bytes")
 
 
+async def test_the_daemon_ends_after_its_answer_so_that_docker_starts_the_next_one(
+    on_a_file: Control, tmp_path: Path
+) -> None:
+    control, stop, store = on_a_file, asyncio.Event(), StateStore(StateFile(tmp_path))
+    local = Gatekeeper((), frozenset)
+    parts = Boundaries(control.engine, control.router, control.source, store, control.clock, local)
+    tasks = control.ask, control.query, control.give, control.tell_to_sleep, operate
+    world = World("p", parts, *tasks, end=stop.set)
+    settings = Settings("p", tmp_path, api_host="127.0.0.1", api_port=unused_port(), discovery_port=unused_port())
+    daemon = asyncio.create_task(serve(settings, world, stop))
+    await until(lambda: connects("127.0.0.1", settings.api_port))
+    async with ClientSession(f"http://127.0.0.1:{settings.api_port}") as client:
+        answer = await client.post(RESTORE, json={"backup": plain()})
+        assert (await answer.json())["project"] == "p"
+    with pytest.raises(BeginsAgain) as end:
+        await daemon
+    assert end.value.exit_code == 4, "any policy of Docker's but `no` starts it again"
+    store.close()
+    next_one = StateStore(StateFile(tmp_path))
+    assert dict(next_one.overrides) == {"web": Override(3, 2)}
+    next_one.close()
+
+
 async def test_the_command(control: Control, tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     async with served(control, web=2) as pierhead:
@@ -318,19 +370,19 @@ def test_a_document_is_as_good_as_its_content(tmp_path: Path) -> None:
     content = store.content()
     store.close()
     backup = backup_of(content, "p", 5.0)
-    body = json.dumps({"backup": document(backup)}).encode()
+    body = json.dumps({"backup": json.loads(json_text(backup))}).encode()
     assert restore_in(body).backup == backup
     assert content_of(backup) == content
     with pytest.raises(InvalidRequest, match="body: expected"):
         restore_in(b"{")
 
 
-def document(backup: Backup) -> Any:
-    from controller.tool.output import json_text
-
-    return json.loads(json_text(backup))
-
-
-def test_a_few_thousand_events_are_cut_to_those_that_are_kept() -> None:
+async def test_no_more_events_are_restored_than_are_kept(tmp_path: Path) -> None:
     stored = tuple(StoredEvent(number, Event(1.0, "scale", "", "", "m", "ok"), 1.0) for number in range(1, 3000))
-    assert content_of(backup_of(StateContent((), stored, 3000), "p", 5.0)).events == stored
+    content = content_of(backup_of(StateContent((), stored, 3000), "p", 5.0))
+    store = StateStore(StateFile(tmp_path))
+    await store.replace(content, Event(2.0, "asked", "", "", "the last one"))
+    store.close()
+    found = StateStore(StateFile(tmp_path)).events()
+    assert [each.seq for each in found] == [*range(3001 - EVENTS_KEPT, 3000), 3001]
+    assert found[-1].event.message == "the last one"
