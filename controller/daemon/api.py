@@ -147,6 +147,8 @@ class Api:
         role = ROLE_OF.get(request.match_info.handler.__name__, "read" if is_read else "admin")
         admitted = self._gatekeeper.admit(request.remote, request.headers, role)
         request[CALLER] = f"{admitted} at {request.remote}"
+        if not is_read:
+            self._commands.backups.refuse_late_changes()
         response = await handler(request)
         if role != "read" and response.status < 400 and request.match_info.handler != self.restore:
             await self._note_request(request)

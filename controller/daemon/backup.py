@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from ..build import current_build
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NotYet
 from ..model.reports import Event
 from ..model.text import one_line
 from ..status.documents import event_document
@@ -45,6 +45,13 @@ class BackupCommands:
     def made(self) -> Backup:
         """A backup of now. Raises StoreError."""
         return backup_of(self._store.content(), self._project, self._wall())
+
+    def refuse_late_changes(self) -> None:
+        """Raise NotYet while another state takes the place of this one: a change would be lost."""
+        if self._store.is_replaced:
+            raise NotYet(
+                "a backup was just restored, and the controller begins again with it; repeat it in a few seconds"
+            )
 
     async def restore(self, wanted: Restore, caller: str) -> Restored:
         """Put a backup in the place of the state, and begin again. Raises InvalidRequest, StoreError."""

@@ -56,7 +56,7 @@ class StateStore:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.is_replaced = False
-        """Another state is kept by now: the controller that begins next has it, and this one ends."""
+        """Another state takes the place of this one: the controller that begins next has it, and this one ends."""
         self.overrides: RowKind[str, Override] = RowKind(rows, "override", FORMS["override"], asked=True)
         """Scale calls in force, by service."""
         self.restarts: RowKind[str, str] = RowKind(rows, "restart", FORMS["restart"], asked=True)
@@ -111,8 +111,12 @@ class StateStore:
         seq = self._last_seq = max(self._last_seq, content.last_seq) + 1
         events = (*content.events[1 - EVENTS_KEPT :], StoredEvent(seq, event, event.at))
         # Events that this controller still has until it ends get numbers too, and no number is given twice.
-        await self._rows.replace(replace(content, events=events, last_seq=seq + EVENTS_KEPT))
         self.is_replaced = True
+        try:
+            await self._rows.replace(replace(content, events=events, last_seq=seq + EVENTS_KEPT))
+        except BaseException:
+            self.is_replaced = False
+            raise
 
     def close(self) -> None:
         """Let go of the rows."""

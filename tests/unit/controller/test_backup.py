@@ -129,7 +129,9 @@ async def test_between_the_restore_and_its_end_a_controller_does_nothing(control
     async with serving(control, web=2, api=1) as client:
         assert (await restored(client, plain())).status == 200
         done = len(control.engine.done)
-        await client.put("/api/v1/services/web/scale", json={"replicas": 9})
+        late = await client.put("/api/v1/services/web/scale", json={"replicas": 9})
+        assert (await error_of(late))[:2] == (503, "not_yet"), "it would be lost"
+        assert (await client.delete("/api/v1/keys/team")).status == 503
         control.source.edit(WEB, service("api", replicas=5))
         seen = control.controller.view.at
         await until(lambda: control.controller.view.at > seen + 0.1)
@@ -289,9 +291,9 @@ async def test_a_body_is_bounded(on_a_file: Control, monkeypatch: pytest.MonkeyP
         assert await error_of(await restored(client, too_large)) == (
             413, "request_entity_too_large", "body: expected at most 100000 bytes",
         )  # fmt: skip
-        assert (await restored(client, plain() | {"build": "x" * 90_000})).status == 200, "more than other bodies"
         status, _, said = await error_of(await client.post("/api/v1/keys", json={"name": "x" * 70_000}))
         assert (status, said) == (413, "body: expected at most 65536 bytes")
+        assert (await restored(client, plain() | {"build": "x" * 90_000})).status == 200, "more than other bodies"
 
 
 async def test_the_daemon_ends_after_its_answer_so_that_docker_starts_the_next_one(
