@@ -22,7 +22,7 @@ from .daemon.callers import Gatekeeper
 from .daemon.down import is_going_down, remove_replicas
 from .daemon.llm_replicas import operate
 from .desired.measurements import Prometheus
-from .errors import ControllerError, EngineUnreachable, SettingsError
+from .errors import BeginsAgain, ControllerError, EngineUnreachable, SettingsError
 from .observe.admin_pages import HttpProbe
 from .settings import Settings
 from .status.discovery import DiscoveryServer
@@ -64,6 +64,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         is_manual=settings.is_manual,
         router_silence_s=settings.haproxy_silence_s,
         ask_contract=probe.contract,
+        end=stop.set,
     )
     try:
         await _serve(settings, world, stop)
@@ -88,6 +89,8 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
         lost = EngineUnreachable(str(group.exceptions[0]))
     if lost is not None:
         raise lost
+    if world.boundaries.store.is_replaced:
+        raise BeginsAgain("a backup was restored: this controller ends, and the next one begins with that state")
 
 
 def _give_threads(loop: asyncio.AbstractEventLoop) -> None:

@@ -3,7 +3,7 @@
 read      status, plan, events, logs
 scale     in addition: numbers of replicas, sleep and wake of language models
 deploy    in addition: deployments, their end, restarts
-admin     everything, GPUs and nodes as well
+admin     everything, also GPUs, nodes, keys and backups
 """
 
 from __future__ import annotations

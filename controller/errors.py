@@ -55,6 +55,10 @@ class StoreError(ControllerError):
     """The state file cannot be read or written; the value is not stored."""
 
 
+class NewerState(ControllerError):
+    """The state is of a newer build: this one does not start, and changes nothing."""
+
+
 class StateChanged(StoreError):
     """The state was written by another controller, or a command, since it was read: read it again."""
 
@@ -83,6 +87,12 @@ class AnotherController(ControllerError):
     """Another controller has this project; this one ends. Its exit code 3 is documented."""
 
     exit_code = 3
+
+
+class BeginsAgain(ControllerError):
+    """Another state was put in the place of this controller's: it ends, and Docker starts the next one."""
+
+    exit_code = 4
 
 
 class NotYet(ControllerError):

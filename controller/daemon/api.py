@@ -43,6 +43,7 @@ from .bodies import (
     nothing_in,
     operation_in,
     replicas_in,
+    restore_in,
     version_in,
 )
 from .callers import Gatekeeper
@@ -54,19 +55,25 @@ MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 BODY_LIMIT = 64 * 1024
+BODY_LIMITS: Final = {"restore": 64 * 1024 * 1024}
+"""By handler: the most bytes of a body, where they are not BODY_LIMIT."""
 MOST_OF_BODY = 300
 """Characters of a change that its event has."""
 ROLE_OF: Final[Mapping[str, Role]] = {
     "scale": "scale", "operate": "scale",
     **dict.fromkeys(("deploy", "rollback", "abort", "promote", "restart"), "deploy"),
+    "backup": "admin",
 }  # fmt: skip
-"""By handler, the role that a change needs; others need admin."""
+"""By handler, the role that it needs; other changes need admin, and what else is read needs read."""
 OPEN_PATHS: Final = ("/healthz", "/metrics", "/api/v1/targets")
 """What Prometheus, in a container of its own, reads without a token; they have no logs, settings or events."""
 RETRY_AFTER_S = 1
 """The Retry-After of a request that came before the controller's first look."""
 STUCK_AFTER_S = 120.0
 """A loop without a tick for this long is not healthy; the slowest look at an engine takes less."""
+
+CALLER = web.RequestKey("caller", str)
+"""Who has sent a request, and from where."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -113,6 +120,8 @@ class Api:
                 web.get("/api/v1/keys", self.keys),
                 web.post("/api/v1/keys", self.make_key),
                 web.delete("/api/v1/keys/{key}", self.revoke_key),
+                web.get("/api/v1/backup", self.backup),
+                web.post("/api/v1/restore", self.restore),
                 web.get("/api/v1/plan", self.plan),
                 web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
@@ -129,23 +138,26 @@ class Api:
     @web.middleware
     async def admit_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer 421 to a request that a web page may have sent by a name of its own for this machine, 403 to callers
-        that may not ask. Events tell who has asked for a change.
+        that may not ask. Events tell who has asked for a change, or for a backup; a restored state has its own.
         """
         self._gatekeeper.refuse_unknown_host(request.headers.get("Host"))
         if request.path in OPEN_PATHS:
             return await handler(request)
-        is_change = request.method not in ("GET", "HEAD")
-        role = ROLE_OF.get(request.match_info.handler.__name__, "admin") if is_change else "read"
-        caller = self._gatekeeper.admit(request.remote, request.headers, role)
+        is_read = request.method in ("GET", "HEAD")
+        role = ROLE_OF.get(request.match_info.handler.__name__, "read" if is_read else "admin")
+        admitted = self._gatekeeper.admit(request.remote, request.headers, role)
+        request[CALLER] = f"{admitted} at {request.remote}"
+        if not is_read:
+            self._commands.backups.refuse_late_changes()
         response = await handler(request)
-        if is_change and response.status < 400:
-            await self._note_change(request, caller)
+        if role != "read" and response.status < 400 and request.match_info.handler != self.restore:
+            await self._note_request(request)
         return response
 
-    async def _note_change(self, request: web.Request, caller: str) -> None:
+    async def _note_request(self, request: web.Request) -> None:
         body = one_line((await request.read()).decode(errors="replace"))
         path = request.path.removeprefix("/api/v1/")
-        said = f"{caller} at {request.remote}: {request.method} {path} {body[:MOST_OF_BODY]}".rstrip()
+        said = f"{request[CALLER]}: {request.method} {path} {body[:MOST_OF_BODY]}".rstrip()
         name = request.match_info.get("name", "")
         target = request.match_info.get("uuid") or request.match_info.get("node") or ""
         self._events.record("asked", said, service=name, target=target, each=True)
@@ -301,6 +313,15 @@ class Api:
         self._commands.keys.revoke(name)
         return answer(changes.Revoked(name, await self._commands.keys.told()), 202)
 
+    async def backup(self, request: web.Request) -> web.Response:
+        """Everything in the controller's state, secrets included."""
+        return answer(self._commands.backups.made())
+
+    async def restore(self, request: web.Request) -> web.Response:
+        """Put a backup in the place of the controller's state. The controller then ends, and begins again with it."""
+        wanted = restore_in(await self._body(request))
+        return answer(await self._commands.backups.restore(wanted, request[CALLER]))
+
     async def logs(self, request: web.Request) -> web.Response:
         """The last log lines of a service's replicas."""
         name = request.match_info["name"]
@@ -372,7 +393,8 @@ class Api:
 
     async def _body(self, request: web.Request) -> bytes:
         """The body of a request for a change. Raises InvalidRequest for one that is not sent as JSON."""
-        body = await request.read()
+        most = BODY_LIMITS.get(request.match_info.handler.__name__)
+        body = await (request if most is None else request.clone(client_max_size=most)).read()
         if body and (problem := not_json(request.headers.get("Content-Type"))):
             raise InvalidRequest(problem)
         return body
@@ -453,7 +475,8 @@ def _http_words(request: web.Request, error: web.HTTPException) -> str:
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {error.method}"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return f"body: expected at most {BODY_LIMIT} bytes"
+        most = BODY_LIMITS.get(request.match_info.handler.__name__, BODY_LIMIT)
+        return f"body: expected at most {most} bytes"
     return error.text or error.reason
 
 

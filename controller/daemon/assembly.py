@@ -38,6 +38,7 @@ from ..storage.events import EventLog
 from ..storage.store import StateStore
 from .api import Api
 from .apply import Executor, Give, Performer, Reporter, TellToSleep
+from .backup import BackupCommands
 from .boundaries import Boundaries
 from .callers import Gatekeeper
 from .commands import Commands
@@ -70,6 +71,8 @@ class World:
     """How autoscaling functions are called."""
     ask_contract: AskContract = no_contract
     """Asks a replica for its contract."""
+    end: Callable[[], None] = lambda: None
+    """Ends this controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +176,18 @@ def assemble(
     in_force = KeysInForce(store.service_keys, wall)
     desirer = Desirer(store, events, scaler, deployer, remaining, in_force, routing_hash, obsolete_failures, silence_s)
     tell = world.give, world.tell_to_sleep, prober.learn
-    performer = Performer(at.engine, at.router, store, events, world.project, *tell, at.acts, clock)
+
+    def acts() -> bool:
+        return at.acts() and not store.is_replaced
+
+    performer = Performer(at.engine, at.router, store, events, world.project, *tell, acts, clock)
 
     async def may_act() -> bool:
         try:
             await store.stored()
         except StoreError:
             return False
-        return at.acts()
+        return acts()
 
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)
@@ -217,6 +224,7 @@ def assemble(
         loop.look_again,
         nodes,
         keys,
+        BackupCommands(store, world.project, world.end, wall),
         clock,
     )
     return Controller(
@@ -248,7 +256,7 @@ def _notices_of_files(at: Boundaries, specs: SpecWatch) -> tuple[str, ...]:
 def _note_replaced_store(store: StateStore, events: EventLog) -> None:
     if store.set_aside is not None:
         lost = (
-            f"the state was damaged, or written by another version of the controller, and is kept at "
-            f"{store.set_aside}; scale targets are the files' again"
+            f"the state was damaged, and is kept at {store.set_aside}; scale targets are the files' again, and keys "
+            "of clients are gone (`pierhead restore` brings back a backup)"
         )
         events.record("store_replaced", lost, outcome="warning")

@@ -14,6 +14,7 @@ from ..model.keys import MODEL, NAME
 from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line
 from ..status.records import changes
+from ..storage.version import VERSION
 
 AUTO: Final = "auto"
 """In place of a number of replicas: the files or the autoscaler decide again."""
@@ -96,6 +97,25 @@ def key_in(body: bytes) -> changes.MakeKey:
         concurrent=_whole(document, "concurrent"),
         days=_whole(document, "days", MOST_DAYS),
     )
+
+
+def restore_in(body: bytes) -> changes.Restore:
+    """Return {"backup": {...}, "force": true}; raises InvalidRequest."""
+    from pydantic import TypeAdapter, ValidationError  # imported when needed: it takes memory
+
+    document = _document(body, '{"backup": {...}, "force": true}', "backup", "force", is_required=True)
+    backup = document.get("backup")
+    version = backup.get("version") if isinstance(backup, dict) else None
+    if isinstance(version, int) and version > VERSION:  # what else it has is for that build to know
+        raise InvalidRequest(
+            f"backup.version: expected at most {VERSION}, found {version}: a newer build has made it; restore it there"
+        )
+    try:
+        return TypeAdapter(changes.Restore).validate_json(body, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "body"
+        raise InvalidRequest(f"{place}: expected what `pierhead backup` writes: {first['msg']}") from None
 
 
 def fault_in(body: bytes) -> str | None:

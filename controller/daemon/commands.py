@@ -20,6 +20,7 @@ from ..observe.snapshot import Observer
 from ..status.records import changes
 from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
+from .backup import BackupCommands
 from .keys import KeyCommands
 from .llm_replicas import LLMReplica, OperateReplica
 from .nodes import NodeCommands
@@ -44,6 +45,7 @@ class Commands:
     _look_again: Callable[[], Awaitable[None]]
     nodes: NodeCommands
     keys: KeyCommands
+    backups: BackupCommands
     _clock: Callable[[], float]
 
     async def stored(self) -> None:

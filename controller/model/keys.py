@@ -9,10 +9,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,63}")
 MODEL = re.compile(r"[A-Za-z0-9._:/@*?\[\]!-]{1,200}")
@@ -54,12 +52,6 @@ class ServiceKey:
 
 
 _TOLD = attrgetter(*(each.name for each in fields(ServiceKey)))
-
-
-def key_of(plain: Mapping[str, Any]) -> ServiceKey:
-    """A key from `asdict` of it, perhaps by way of JSON. Raises TypeError."""
-    lists = {name: tuple(plain[name]) for name in ("services", "models") if name in plain}
-    return ServiceKey(**{**plain, **lists})
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "keys": Operation(answers.Keys),
     "make_key": Operation(changes.MadeKey, changes.MakeKey, is_done=True),
     "revoke_key": Operation(changes.Revoked, changes.Nothing),
+    "backup": Operation(answers.Backup),
+    "restore": Operation(changes.Restored, changes.Restore, is_done=True),
     "plan": Operation(
         answers.PlanDocument,
         query=(Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"}),),

@@ -7,7 +7,7 @@ Every change is written before it takes effect. All calls are synchronous, on th
 one append to a file without waiting for the disk (0.05 ms), far cheaper than a thread. A crash of the process loses
 nothing. A power cut may lose the last changes, but never damages the file. Only a scale target waits for the disk.
 
-A file that cannot be used is renamed.
+A file that cannot be used is renamed; one of a newer build is left as it is. `PRAGMA user_version` has the version.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import astuple
 from pathlib import Path
 
 from ..errors import StoreError
 from ..model.reports import Event
-from .rows import StoredEvent
+from .rows import StateContent, StoredEvent
+from .version import VERSION, brought_up, refuse_newer
 
 FILE_NAME = "state.db"
 BUSY_MS = 20
@@ -51,11 +53,12 @@ class StateFile:
     """See `Rows`: the SQLite file, and the pending writes (`owed`) while it cannot be written."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open or create the file; raises StoreError when the directory cannot be written."""
+        """Open or create the file; raises StoreError when the directory cannot be written, NewerState."""
         self._path = directory / FILE_NAME
         self.set_aside: str | None = None
         self.trouble = ""
         self.owed: dict[tuple[str, ...], tuple[str, tuple[object, ...]]] = {}
+        self._is_replaced = False
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self.db = self._open(clock)
@@ -81,19 +84,15 @@ class StateFile:
     @property
     def last_seq(self) -> int:
         """See `Rows.last_seq`."""
-        row = self.db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-        return int(row[0]) if row else 0
+        return _last_seq(self.db)
 
     def events(self) -> list[StoredEvent]:
         """See `Rows.events`."""
-        rows = self.db.execute(_EVENTS).fetchall()
-        return [StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in rows]
+        return _events(self.db)
 
     def add_event(self, stored: StoredEvent) -> None:
         """See `Rows.add_event`."""
-        seq, event = stored.seq, stored.event
-        words = (event.kind, event.service, event.target, event.message, event.outcome)
-        self._keep(("event", str(seq)), _ADD_EVENT, (seq, event.at, stored.last_at, stored.times, *words))
+        self._keep(("event", str(stored.seq)), _ADD_EVENT, _event_row(stored))
 
     def drop_event(self, seq: int) -> None:
         """See `Rows.drop_event`. One that was not written yet is never written."""
@@ -109,12 +108,33 @@ class StateFile:
     async def stored(self) -> None:
         """See `Rows.stored`: `put` has written it already."""
 
+    def content(self) -> StateContent:
+        """See `Rows.content`."""
+        self.settle()
+        if self.trouble:
+            raise StoreError(self.trouble)
+        return _content(self.db)
+
+    async def replace(self, content: StateContent) -> None:
+        """See `Rows.replace`."""
+        self.db.execute("PRAGMA synchronous = FULL")
+        try:
+            _replace(self.db, content)
+        except sqlite3.Error as error:
+            raise StoreError(self._refusal(error)) from error
+        finally:
+            self.db.execute("PRAGMA synchronous = NORMAL")
+        self._is_replaced = True
+        self.owed.clear()
+
     def close(self) -> None:
         """Close the file."""
         self.db.close()
 
     def _write(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
         """Write a change that an operator asked for, now or not at all. Raises StoreError."""
+        if self._is_replaced:
+            raise StoreError("the state was just replaced, and the controller begins again: repeat it in a few seconds")
         try:
             self.db.execute(statement, values)
         except sqlite3.Error as error:
@@ -128,6 +148,8 @@ class StateFile:
 
         Only the last statement of each key stays pending, so the number of pending writes is bounded by the keys.
         """
+        if self._is_replaced:
+            return
         self.owed.pop(key, None)
         self.owed[key] = (statement, values)
         self.settle()
@@ -148,6 +170,7 @@ class StateFile:
 
     def _open(self, clock: Callable[[], float]) -> sqlite3.Connection:
         try:
+            _refuse_newer(self._path)
             return _connect(self._path)
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written: a new file would fail as well
@@ -176,6 +199,17 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _refuse_newer(path: Path) -> None:
+    """Raise NewerState for such a file, before anything is written to it: a connection that may write tidies it up."""
+    if path.exists():
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            refuse_newer(_version(db), str(path))
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
 def _prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
@@ -183,10 +217,55 @@ def _prepare(db: sqlite3.Connection) -> None:
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
     found = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
-    if not found and db.execute("PRAGMA user_version").fetchone()[0] == 0:
-        db.executescript(f"BEGIN; {'; '.join(TABLES.values())}; COMMIT;")
+    version = _version(db)
+    if not found and version == 0:
+        db.executescript(f"BEGIN; {'; '.join(TABLES.values())}; PRAGMA user_version = {VERSION}; COMMIT;")
     elif any(found.get(name) != sql for name, sql in TABLES.items()):
         raise sqlite3.DatabaseError("its tables are not those of this controller")
+    elif version != VERSION:
+        try:
+            content = brought_up(_content(db), version)
+        except ValueError as error:
+            raise sqlite3.DatabaseError(str(error)) from error
+        _replace(db, content)
+
+
+def _content(db: sqlite3.Connection) -> StateContent:
+    rows = db.execute("SELECT kind, key, value FROM state").fetchall()
+    return StateContent(tuple(rows), tuple(_events(db)), _last_seq(db))
+
+
+def _replace(db: sqlite3.Connection, content: StateContent) -> None:
+    """Put this in the place of everything, in one step."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        db.execute("DELETE FROM state")
+        db.execute("DELETE FROM events")
+        db.executemany(_PUT, content.rows)
+        db.executemany(_ADD_EVENT, map(_event_row, content.events))
+        db.execute("DELETE FROM sqlite_sequence")  # what SQLite has counted itself
+        db.execute("INSERT INTO sqlite_sequence VALUES ('events', ?)", (content.last_seq,))
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # SQLite has ended it by itself after some errors
+            db.execute("ROLLBACK")
+        raise
+
+
+def _last_seq(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _events(db: sqlite3.Connection) -> list[StoredEvent]:
+    rows = db.execute(_EVENTS).fetchall()
+    return [StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in rows]
+
+
+def _event_row(stored: StoredEvent) -> tuple[object, ...]:
+    at, *words = astuple(stored.event)
+    return (stored.seq, at, stored.last_at, stored.times, *words)
 
 
 def _text(raw: bytes) -> str:

@@ -4,8 +4,8 @@ Reads come from memory; changes go to `Rows` and from there to the SQLite file (
 managers keep it. While nothing can be written (a full disk, managers without a leader), observed changes are kept in
 memory and written later. Changes that an operator asks for are refused.
 
-A damaged state, or one of another version of the controller, is set aside and a new one is started: the running
-containers are the truth, and `set_aside` says where the old state is.
+A damaged state is set aside and a new one is started: the running containers are the truth, and `set_aside` says where
+the old state is. One of a newer build is left as it is, and the controller does not start (version.py).
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from ..model.desired import Revision
-from ..model.keys import ServiceKey, key_of
+from ..model.keys import ServiceKey
 from ..model.reports import Event
 from ..model.text import storable
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
-from .rows import EVENTS_KEPT, RowKind, Rows, StoredEvent
-
-V = TypeVar("V")
+from .rows import EVENTS_KEPT, RowKind, Rows, StateContent, StoredEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,21 @@ class Override:
     spec_replicas: int
 
 
-def _same(value: V) -> V:
-    return value
+FORMS: Final[Mapping[str, Any]] = {
+    "override": Override,
+    "restart": str,
+    "autoscaled": int,
+    "retirement": Retirement,
+    "failure": FailureRecord,
+    "rollout": str,
+    "revision": Revision,
+    "gpu_fault": GpuFault,
+    "service_key": ServiceKey,
+    "key_use": float,
+    "seen_ready": float,
+    "key": str,
+}
+"""By kind of rows: the type of their values."""
 
 
 class StateStore:
@@ -43,34 +55,30 @@ class StateStore:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.overrides: RowKind[str, Override] = RowKind(
-            rows, "override", lambda row: Override(**row), asdict, asked=True
-        )
+        self.is_replaced = False
+        """Another state takes the place of this one: the controller that begins next has it, and this one ends."""
+        self.overrides: RowKind[str, Override] = RowKind(rows, "override", FORMS["override"], asked=True)
         """Scale calls in force, by service."""
-        self.restarts: RowKind[str, str] = RowKind(rows, "restart", str, _same, asked=True)
+        self.restarts: RowKind[str, str] = RowKind(rows, "restart", FORMS["restart"], asked=True)
         """When an operator last restarted a service, as text, by service: it gives the service another version."""
-        self.autoscaled: RowKind[str, int] = RowKind(rows, "autoscaled", int, _same)
+        self.autoscaled: RowKind[str, int] = RowKind(rows, "autoscaled", FORMS["autoscaled"])
         """Targets that the autoscaler decided, by service: the next controller continues from them."""
-        self.retirements: RowKind[str, Retirement] = RowKind(rows, "retirement", lambda row: Retirement(**row), asdict)
+        self.retirements: RowKind[str, Retirement] = RowKind(rows, "retirement", FORMS["retirement"])
         """Retiring replicas, by container id."""
-        self.failures: RowKind[FailureKey, FailureRecord] = RowKind(
-            rows, "failure", lambda row: FailureRecord(**row), asdict
-        )
+        self.failures: RowKind[FailureKey, FailureRecord] = RowKind(rows, "failure", FORMS["failure"])
         """Failures in a row. A version that works again, is tried again, or is no longer wanted has none."""
-        self.rollouts: RowKind[str, str] = RowKind(rows, "rollout", str, _same, asked=True)
+        self.rollouts: RowKind[str, str] = RowKind(rows, "rollout", FORMS["rollout"], asked=True)
         """The rollout state of each service, as JSON."""
-        self.revisions: RowKind[tuple[str, str], Revision] = RowKind(
-            rows, "revision", lambda row: Revision(**row), asdict, asked=True
-        )
+        self.revisions: RowKind[tuple[str, str], Revision] = RowKind(rows, "revision", FORMS["revision"], asked=True)
         """The records of versions, by service and version: a service can go back to those."""
-        self.gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
+        self.gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", FORMS["gpu_fault"])
         """Marks on GPUs, by UUID."""
-        self.service_keys: RowKind[str, ServiceKey] = RowKind(rows, "service_key", key_of, asdict)
+        self.service_keys: RowKind[str, ServiceKey] = RowKind(rows, "service_key", FORMS["service_key"])
         """Keys of clients, by name. A key is revoked at once, also while nothing can be stored."""
-        self.key_uses: RowKind[str, float] = RowKind(rows, "key_use", float, _same)
+        self.key_uses: RowKind[str, float] = RowKind(rows, "key_use", FORMS["key_use"])
         """About when each was last used (unix time)."""
-        self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)
-        self._keys: RowKind[str, str] = RowKind(rows, "key", str, _same)
+        self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", FORMS["seen_ready"])
+        self._keys: RowKind[str, str] = RowKind(rows, "key", FORMS["key"])
         self._last_seq = rows.last_seq
         self._events = {stored.seq: stored for stored in rows.events()}
         self._of_service = Counter(stored.event.service for stored in self._events.values())
@@ -78,7 +86,7 @@ class StateStore:
 
     @property
     def set_aside(self) -> str | None:
-        """Where the former state is kept, if it was damaged or of another version; else None."""
+        """Where the former state is kept, if it was damaged; else None."""
         return self._rows.set_aside
 
     @property
@@ -93,6 +101,22 @@ class StateStore:
     async def stored(self) -> None:
         """Return when everything that an operator asked for is kept. Raises StoreError."""
         await self._rows.stored()
+
+    def content(self) -> StateContent:
+        """Everything that is kept. Raises StoreError."""
+        return self._rows.content()
+
+    async def replace(self, content: StateContent, event: Event) -> None:
+        """Keep this in the place of everything, and the event after it. Raises StoreError; nothing has changed then."""
+        seq = self._last_seq = max(self._last_seq, content.last_seq) + 1
+        events = (*content.events[1 - EVENTS_KEPT :], StoredEvent(seq, event, event.at))
+        # Events that this controller still has until it ends get numbers too, and no number is given twice.
+        self.is_replaced = True
+        try:
+            await self._rows.replace(replace(content, events=events, last_seq=seq + EVENTS_KEPT))
+        except BaseException:
+            self.is_replaced = False
+            raise
 
     def close(self) -> None:
         """Let go of the rows."""

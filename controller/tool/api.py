@@ -92,6 +92,14 @@ class ControllerApi:
         """Revoke a key of clients."""
         return read(changes.Revoked, self._client.delete(f"/api/v1/keys/{segment(name)}"))
 
+    def backup(self) -> answers.Backup:
+        """Everything in the controller's state."""
+        return read(answers.Backup, self._client.get("/api/v1/backup"))
+
+    def restore(self, backup: Mapping[str, object], *, force: bool) -> changes.Restored:
+        """Put a backup in the place of the controller's state."""
+        return read(changes.Restored, self._client.post("/api/v1/restore", {"backup": backup, "force": force}))
+
     def mark(self, uuid: str, fault: str | None) -> changes.Marked:
         """Mark a GPU as faulty; None: take the mark away."""
         return read(changes.Marked, self._client.put(f"/api/v1/gpus/{segment(uuid)}", changes.Mark(fault)))

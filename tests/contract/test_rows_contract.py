@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -18,7 +20,7 @@ from controller.model.reports import Event
 from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import EventLog
 from controller.storage.file import FILE_NAME, StateFile
-from controller.storage.rows import EVENTS_KEPT, Rows, StoredEvent
+from controller.storage.rows import EVENTS_KEPT, Rows, StateContent, StoredEvent
 from controller.storage.store import Override, StateStore
 from controller.swarm.state.configs import LIMIT
 from controller.swarm.state.state_document import StateDocument
@@ -33,6 +35,10 @@ class State(Protocol):
 
     def without_writes(self) -> contextlib.AbstractContextManager[None]:
         """Nothing can be written in the body."""
+        ...
+
+    async def replaces(self, rows: Rows, content: StateContent) -> None:
+        """Replace the content of the rows that were opened last."""
         ...
 
 
@@ -50,25 +56,43 @@ class InFile:
             yield
             other.rollback()
 
+    async def replaces(self, rows: Rows, content: StateContent) -> None:
+        await rows.replace(content)
+
 
 class InDocument:
     """Its holder is left out: what is due is written when the next process opens it."""
 
     def __init__(self) -> None:
         self._processes: list[StateDocument] = []
+        self._content = b""
 
     def opened(self) -> Rows:
-        draft = self._processes[-1].draft(math.inf) if self._processes else None
+        if self._processes:
+            self._write()
         self._processes.append(StateDocument(LIMIT, lambda: None))
-        if draft is not None:
-            self._processes[-1].load(draft.content)
+        if self._content:
+            self._processes[-1].load(self._content)
         return self._processes[-1]
+
+    def _write(self) -> None:
+        rows = self._processes[-1]
+        if draft := rows.draft(math.inf):
+            self._content = draft.content
+            rows.written(draft, 0.0)
+            rows.went("")
 
     @contextlib.contextmanager
     def without_writes(self) -> Iterator[None]:
         self._processes[-1].went("no answer")
         yield
         self._processes[-1].went("")
+
+    async def replaces(self, rows: Rows, content: StateContent) -> None:
+        replacing = asyncio.create_task(rows.replace(content))
+        await asyncio.sleep(0)
+        self._write()
+        await replacing
 
 
 @pytest.fixture(params=["file", "document"])
@@ -132,6 +156,79 @@ def test_while_nothing_can_be_written_what_is_asked_for_is_refused_and_what_is_s
     assert rows.trouble == ""
     found = state.opened()
     assert (dict(found.read("a")), found.events()) == ({"1": "before", "2": "seen"}, [seen])
+    found.close()
+    rows.close()
+
+
+def a_content() -> StateContent:
+    events = tuple(StoredEvent(number, event(str(number)), 2.0, 3) for number in (5, 9))
+    return StateContent((("a", "1", "new"), ("moods", "2", "\u00e9")), events, 70)
+
+
+async def test_everything_is_replaced_in_one_step_and_nothing_is_written_after_it(state: State) -> None:
+    rows = state.opened()
+    rows.put("a", "1", "old", asked=False)
+    rows.put("b", "1", "old", asked=False)
+    rows.add_event(StoredEvent(1, event(), 1.0))
+    await state.replaces(rows, a_content())
+    rows.put("a", "1", "late", asked=False)
+    rows.put("b", "2", None, asked=False)
+    rows.add_event(StoredEvent(71, event("late"), 1.0))
+    rows.repeat_event(9, 9.0, 9)
+    rows.drop_event(5)
+    rows.settle()
+    found = state.opened()
+    assert set(found.content().rows) == set(a_content().rows)
+    assert tuple(found.events()) == found.content().events == a_content().events
+    assert found.last_seq >= 70
+    assert (found.set_aside, found.trouble) == (None, "")
+    found.close()
+    rows.close()
+
+
+async def test_a_content_is_what_another_state_can_have(state: State, tmp_path: Path) -> None:
+    rows = state.opened()
+    rows.put("b", "1", "x", asked=True)
+    for number in (1, 2):
+        rows.add_event(StoredEvent(number, event(str(number)), 1.0))
+    content = rows.content()
+    assert (content.rows, [each.seq for each in content.events], content.last_seq) == ((("b", "1", "x"),), [1, 2], 2)
+    other = StateFile(tmp_path / "other")
+    await other.replace(content)
+    assert other.content() == content
+    other.close()
+    rows.close()
+
+
+async def test_while_nothing_can_be_written_nothing_is_replaced(state: State) -> None:
+    rows = state.opened()
+    rows.put("a", "1", "before", asked=True)
+    before = rows.content()
+    with state.without_writes(), pytest.raises(StoreError):
+        await rows.replace(a_content())
+    rows.settle()
+    rows.put("a", "2", "after", asked=True)
+    found = state.opened()
+    assert set(found.content().rows) == {*before.rows, ("a", "2", "after")}
+    found.close()
+    rows.close()
+
+
+async def test_a_kill_in_the_middle_of_it_leaves_the_former_content(tmp_path: Path) -> None:
+    """Of a file: a document is replaced by one change of a label (test_document_contract.py)."""
+    place, killed = tmp_path / "state", tmp_path / "killed"
+    rows = StateFile(place)
+    rows.put("a", "1", "before", asked=True)
+
+    def dying() -> Iterator[tuple[str, str, str]]:
+        for number in range(5000):
+            yield "new", str(number), "x" * 100
+        shutil.copytree(place, killed)
+
+    content: Any = dying()
+    await rows.replace(replace(a_content(), rows=content))
+    found = StateFile(killed)
+    assert (found.set_aside, found.content()) == (None, StateContent((("a", "1", "before"),), (), 0))
     found.close()
     rows.close()
 

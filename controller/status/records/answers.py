@@ -171,6 +171,33 @@ class Events(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRow(Document):
+    """One row of the controller's state."""
+
+    kind: str
+    key: str
+    """JSON, as `value`."""
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backup(Document):
+    """Everything in the controller's state, secrets included."""
+
+    version: int
+    """Of the state: a controller restores what its version, or an earlier one, has."""
+    project: str
+    at: float
+    """When it was made."""
+    build: str
+    """Of the controller that made it."""
+    last_seq: int
+    """The greatest number that an event had."""
+    rows: tuple[StateRow, ...]
+    events: tuple[EventDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Target(Document):
     """A target group of Prometheus's http_sd."""
 

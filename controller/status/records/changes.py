@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .answers import KeyDocument
+from .answers import Backup, KeyDocument
 from .document import Document
 
 LLMOperation = Literal["sleep", "wake", "reset_prefix_cache"]
@@ -167,3 +167,22 @@ class Revoked(Document):
     name: str
     in_force: bool
     """Whether HAProxy knows that: the key opens nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(Document):
+    """A backup, to be put in the place of the controller's state. `force`: also of another project."""
+
+    backup: Backup
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Document):
+    """The state is that of the backup, and the controller begins again with it."""
+
+    project: str
+    at: float
+    """When the backup was made."""
+    rows: int
+    events: int

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pierhead.tasks import is_set_within
 
-from ...errors import AnotherController, StateChanged, StateTooLarge, StoreError
+from ...errors import AnotherController, NewerState, StateChanged, StateTooLarge, StoreError
 from ...storage.clock import SteadyClock
 from .configs import Head, SwarmDocument
 from .lease import HOLDER, LOOK_S, NOBODY, RENEW_S, UNKNOWN, Claim, StateLease
@@ -74,9 +74,17 @@ class StateHolder:
         return self._is_loaded and self._lease.acts(self._clock())
 
     async def take(self, stop: asyncio.Event) -> bool:
-        """Return True when this controller has the lease and has read the state; False if `stop` is set before."""
+        """Return True when this controller has the lease and has read the state; False if `stop` is set before.
+
+        Raises NewerState, and lets the newer build have the lease.
+        """
         while not stop.is_set():
-            pause_s = await self._try_step()
+            try:
+                pause_s = await self._try_step()
+            except NewerState:
+                with contextlib.suppress(StoreError):
+                    await self.release()
+                raise
             if self.acts():
                 return True
             await self._pause(pause_s)
@@ -89,7 +97,7 @@ class StateHolder:
 
     async def release(self) -> None:
         """Stop acting, write what is left, and let the next controller take the lease at once."""
-        acted = self.acts()
+        acted = self._lease.acts(self._clock())
         self._lease.give_up()
         for _ in range(RELEASE_TRIES if acted else 0):
             with contextlib.suppress(StateChanged):  # by a renewal whose answer was not waited for

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from ...errors import StateTooLarge, StoreError
 from ...model.reports import Event
-from ...storage.rows import EVENTS_KEPT, StoredEvent
+from ...storage.rows import EVENTS_KEPT, StateContent, StoredEvent
+from ...storage.version import VERSION, brought_up, refuse_newer
 
-LAYOUT = 1
 ASKED_S = 0.5
 OBSERVED_S = 5.0
 STORED_LIMIT_S = 10.0
@@ -50,6 +50,8 @@ class StateDocument:
         self._written_at = -math.inf
         self._is_too_large = False
         self._progress = asyncio.Event()
+        self._final: bytes | None = None
+        """What is written in the place of everything."""
 
     # ------------------------------------------------------------------------------------------------- for the store
 
@@ -103,28 +105,53 @@ class StateDocument:
         except TimeoutError:
             raise StoreError(f"the change is in force, but was not stored within {STORED_LIMIT_S:g} s") from None
 
+    def content(self) -> StateContent:
+        """See `Rows.content`. Memory has everything."""
+        rows = tuple((kind, key, value) for (kind, key), value in self._rows.items())
+        return StateContent(rows, tuple(self._events.values()), self.last_seq)
+
+    async def replace(self, content: StateContent) -> None:
+        """See `Rows.replace`."""
+        if self.trouble and not self._is_too_large:
+            raise StoreError(self.trouble)
+        other = StateDocument(self._limit, lambda: None)
+        other._take(content)
+        self._final = other._encoded()
+        self._changed(asked=True)
+        try:
+            await self.stored()
+        except BaseException as error:
+            self._final = None
+            self._changed(asked=True)  # it may have been written all the same
+            if isinstance(error, StoreError):
+                raise StoreError(f"{self.trouble or error}; the former state stays") from error
+            raise
+
     def close(self) -> None:
         """See `Rows.close`."""
 
     # ------------------------------------------------------------------------------------- for the holder of the lease
 
     def load(self, content: bytes) -> None:
-        """Take what the document says. Raises ValueError if it is damaged or of another layout."""
+        """Take what the document says. Raises ValueError if it is damaged, NewerState."""
         try:
             plain = json.loads(gzip.decompress(content))
-            if plain["layout"] != LAYOUT:
-                raise ValueError(f"layout {plain['layout']}")
-            rows = {(str(kind), str(key)): str(value) for kind, key, value in plain["rows"]}
+            version = int(plain["layout"])
+            refuse_newer(version, "the state in Swarm's configs")
+            rows = tuple((str(kind), str(key), str(value)) for kind, key, value in plain["rows"])
             events = [
                 StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in plain["events"]
             ]
-            last_seq = int(plain["last_seq"])
+            # Events that were not written any more have had numbers too, and no number is given twice.
+            last_seq = int(plain["last_seq"]) + EVENTS_KEPT
         except (OSError, EOFError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        self._rows = rows
-        self._events = {stored.seq: stored for stored in events}
-        # Events that were not written any more have had numbers too, and no number is given twice.
-        self.last_seq = last_seq + EVENTS_KEPT
+        self._take(brought_up(StateContent(rows, tuple(events), last_seq), version))
+
+    def _take(self, content: StateContent) -> None:
+        self._rows = {(kind, key): value for kind, key, value in content.rows}
+        self._events = {stored.seq: stored for stored in content.events}
+        self.last_seq = content.last_seq
 
     def due_in_s(self, now: float) -> float:
         """Seconds until a write is due; infinite without changes."""
@@ -154,6 +181,8 @@ class StateDocument:
             self._wake()
 
     def _encoded(self) -> bytes:
+        if self._final is not None:
+            return self._final
         while len(content := self._plain()) > self._limit:
             if not self._events:
                 self._is_too_large = True
@@ -172,7 +201,6 @@ class StateDocument:
             for stored in self._events.values()
             for e in (stored.event,)
         ]
-        rows = [(kind, key, value) for (kind, key), value in self._rows.items()]
-        plain = {"layout": LAYOUT, "last_seq": self.last_seq, "rows": rows, "events": events}
+        plain = {"layout": VERSION, "last_seq": self.last_seq, "rows": self.content().rows, "events": events}
         # The fastest level: it makes a tenth of texts like these, in a few milliseconds.
         return gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), compresslevel=1, mtime=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ PASSED_ON = (
     "NO_COLOR",
 )
 """What a shell asks for completions with, and what decides how things are shown."""
+WITH_A_FILE = ("backup", "restore")
+"""The commands with a file of the user's."""
 LOOKS = ("status", "why", "gpus", "nodes", "routes", "plan", "revisions")
 """The commands that ask once and end (controller/tool/commands/look.py)."""
 PATIENCE_S = 30
@@ -130,6 +133,7 @@ class SwarmStack:
         is on. Raises NoStack.
         """
         stack, image = self.stack, self._controllers_image()
+        words, sees_file = _about_file(words)
         if image.status:
             raise self._not_there(image.errors)
         form = "{{range .Spec.TaskTemplate.ContainerSpec.Env}}{{println .}}{{end}}"
@@ -144,7 +148,8 @@ class SwarmStack:
         options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
         # Other users see a program's arguments, and not its variables.
         run = ["docker", "run", "--rm", "--init", "--network", self._network(words), "--env", "PIERHEAD_API_TOKEN"]
-        return [*run, *options, image.output.strip(), "pierhead", *words], {"PIERHEAD_API_TOKEN": token}
+        program = [*run, *options, *sees_file, image.output.strip(), "pierhead", *words]
+        return program, {"PIERHEAD_API_TOKEN": token}
 
     def _network(self, words: Sequence[str]) -> str:
         """The stack's. A command that only looks shares the one of this manager's own controller: a container of its
@@ -206,6 +211,27 @@ class SwarmStack:
             "Running services are not affected. Commands need a manager, and more than half of the Swarm's managers "
             "must be up."
         )
+
+
+def _about_file(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+    """A command with the whole path of its file, and the options by which its program sees that as the user does.
+
+    Raises InvalidRequest.
+    """
+    places = [
+        place
+        for place, word in enumerate(words)
+        if place and (word == "-" or not word.startswith("-")) and words[place - 1] not in ("-o", "--output")
+    ]
+    if words[:1] not in [(each,) for each in WITH_A_FILE] or not places:
+        return words, []
+    if words[places[0]] == "-":
+        return words, ["--interactive"]
+    file = Path.cwd() / words[places[0]]
+    if not file.parent.is_dir():
+        raise InvalidRequest(f"{file}: there is no directory {file.parent}")
+    options = ["--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{file.parent}:{file.parent}"]
+    return (*words[: places[0]], str(file), *words[places[0] + 1 :]), options
 
 
 def _label(name: str) -> str:

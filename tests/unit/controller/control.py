@@ -152,6 +152,8 @@ class Control:
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
     swarm: FakeSwarm | None = None
     """Has the state in its configs; None = the state is in a file."""
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """A controller has asked for its own end."""
     certificate_ends_at: float | None = None
     certificates: PemWatch | None = None
     public_keys: PemWatch | None = None
@@ -305,6 +307,7 @@ class Control:
                     tell_to_sleep=self.tell_to_sleep,
                     operate=operate,
                     ask_contract=self.ask_contract,
+                    end=self.has_ended.set,
                 )
                 self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)
                 self.controller.start(tasks.create_task)

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import StoreError
+from controller.errors import NewerState, StoreError
+from controller.model.keys import ServiceKey
 from controller.model.reports import Event
 from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import BURST_S, ONE_BY_ONE, EventLog
 from controller.storage.file import FILE_NAME, StateFile
+from controller.storage.rows import StateContent
 from controller.storage.store import Override, StateStore
+from controller.storage.version import MIGRATIONS, VERSION, brought_up
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -92,6 +95,90 @@ def test_a_damaged_or_other_file_is_set_aside(tmp_path: Path, damage: Callable[[
     found = StateStore(StateFile(tmp_path))
     assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(1, 2)})
     found.close()
+
+
+def version_of(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def set_version(path: Path, version: int) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+
+
+def test_a_state_of_a_newer_build_is_left_as_it_is(tmp_path: Path) -> None:
+    store, path = StateStore(StateFile(tmp_path)), tmp_path / FILE_NAME
+    store.overrides.put("web", Override(4, 2))
+    store.close()
+    set_version(path, VERSION + 1)
+    before = path.read_bytes()
+    with pytest.raises(NewerState, match=rf"state\.db is of version {VERSION + 1}.*this build has version {VERSION}"):
+        StateFile(tmp_path)
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*aside*"))
+
+
+def test_what_a_killed_newer_build_has_not_tidied_up_stays_for_it(tmp_path: Path) -> None:
+    """Its last writes are in the side file until it is started again."""
+    store, path = StateStore(StateFile(tmp_path)), tmp_path / FILE_NAME
+    store.close()
+    newer = StateFile(tmp_path)
+    newer.db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    newer.put("override", '"web"', "{}", asked=True)
+    before = [Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal")]
+    with pytest.raises(NewerState):
+        StateFile(tmp_path)
+    assert [Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal")] == before
+    newer.close()
+
+
+def test_a_file_from_before_there_were_versions_is_taken_over(tmp_path: Path) -> None:
+    store, path = StateStore(StateFile(tmp_path)), tmp_path / FILE_NAME
+    assert version_of(path) == VERSION
+    store.overrides.put("web", Override(4, 2))
+    for number in range(3):
+        store.append_event(event(str(number)))
+    kept = store.events()
+    store.close()
+    set_version(path, 0)
+    found = StateStore(StateFile(tmp_path))
+    assert (found.set_aside, dict(found.overrides), found.events()) == (None, {"web": Override(4, 2)}, kept)
+    assert found.append_event(event()) == 4
+    found.close()
+    assert version_of(path) == VERSION
+
+
+def test_migrations_lead_from_each_version_to_this_one() -> None:
+    content = StateContent((("a", "1", "2"),), (), 7)
+    assert sorted(MIGRATIONS) == list(range(VERSION))
+    assert all(brought_up(content, version) == content for version in (*MIGRATIONS, VERSION))
+    with pytest.raises(ValueError, match="no version -1"):
+        brought_up(content, -1)
+    path = {VERSION - 1: lambda each: replace(each, last_seq=8), VERSION: lambda each: replace(each, rows=())}
+    assert brought_up(content, VERSION - 1, path) == StateContent((), (), 8), "one after the other"
+
+
+def test_what_another_build_has_in_a_row_stays_there(tmp_path: Path) -> None:
+    """A newer build of the same version finds everything again that it has written, and its rows count here."""
+    file = StateFile(tmp_path)
+    key = {**asdict(ServiceKey("team", "00", 1.0, services=("web",))), "colour": "red"}
+    file.put("service_key", '"team"', json.dumps(key), asked=True)
+    file.put("override", '"web"', '{"replicas": 4, "spec_replicas": 2, "until": 9.0}', asked=True)
+    file.put("override", '"api"', '{"replicas": 1, "spec_replicas": 2, "until": 9.0}', asked=True)
+    file.put("moods", '"web"', '"good"', asked=False)
+    store = StateStore(file)
+    assert dict(store.service_keys) == {"team": ServiceKey("team", "00", 1.0, services=("web",))}
+    assert store.overrides["web"] == Override(4, 2)
+    store.overrides.put("web", Override(5, 2))
+    store.overrides.drop("api")
+    store.overrides.put("api", Override(7, 2))
+    rows = {kind: dict(file.read(kind)) for kind in ("service_key", "override", "moods")}
+    assert json.loads(rows["service_key"]['"team"']) == json.loads(json.dumps(key))
+    assert json.loads(rows["override"]['"web"']) == {"replicas": 5, "spec_replicas": 2, "until": 9.0}
+    assert json.loads(rows["override"]['"api"']) == {"replicas": 7, "spec_replicas": 2}, "that is another one"
+    assert rows["moods"] == {'"web"': '"good"'}
+    store.close()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.errors import AnotherController, StateTooLarge, StoreError
+from controller.errors import AnotherController, NewerState, StateTooLarge, StoreError
 from controller.model.reports import Event
 from controller.storage.rows import EVENTS_KEPT, StoredEvent
 from controller.storage.store import Override, StateStore
@@ -220,7 +222,30 @@ async def test_a_damaged_state_is_set_aside() -> None:
         assert (store.set_aside, dict(store.overrides)) == (None, {"web": Override(1, 2)})
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\x1f\x8b\x00"])
+async def test_a_state_of_a_newer_build_is_left_to_it() -> None:
+    swarm = FakeSwarm()
+    async with running(holder_at(swarm)) as store:
+        store.overrides.put("web", Override(4, 2))
+        await store.stored()
+    (content,) = (config for config in swarm.configs.values() if config.name != NAME)
+    newer = gzip.compress(gzip.decompress(content.data).replace(b'"layout":1', b'"layout":2'))
+    swarm.configs[content.name] = replace(content, data=newer)
+    older = holder_at(swarm)
+    with pytest.raises(NewerState, match="in Swarm's configs is of version 2"):
+        await older.take(asyncio.Event())
+    assert not older.acts()
+    assert swarm.configs[content.name].data == newer
+    assert len(swarm.configs) == 2, "nothing is set aside"
+    released_at = asyncio.get_running_loop().time()
+    swarm.configs[content.name] = content
+    async with running(holder_at(swarm)) as store:
+        assert asyncio.get_running_loop().time() - released_at < SOON_S, "the newer build need not wait for the lease"
+        assert dict(store.overrides) == {"web": Override(4, 2)}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\x1f\x8b\x00", gzip.compress(b'{"layout": -1, "last_seq": 0, "rows": [], "events": []}')]
+)
 def test_what_is_not_a_state_is_damaged(content: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         StateDocument(LIMIT, lambda: None).load(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from typer import Typer
 from typer.main import get_command
 
+from controller.errors import InvalidRequest
 from controller.swarm.tool import __main__ as tool
 from controller.swarm.up.settings import VARIABLE, StackSettings
 from controller.tool.commands import look
@@ -92,6 +94,25 @@ def test_a_command_that_looks_needs_no_leader_to_be_on_the_network(command: str)
     programs = Programs({**A_STACK, "docker ps .*service.name=pierhead_controller": "c0ffee\n"})
     assert "--network container:c0ffee" in became(programs, command, "web").words
     assert "--network pierhead_default" in became(programs, "scale", "web", "2").words, "it may outlast that controller"
+
+
+def test_a_command_with_a_file_sees_that_of_this_machine(clone: Path) -> None:
+    me = f"--user {os.getuid()}:{os.getgid()}"
+    for words, file in (
+        (("backup", "state.json"), clone / "state.json"),
+        (("restore", "-o", "json", "kept/state.json", "--force"), clone / "kept" / "state.json"),
+        (("backup", "--force", f"{clone}/kept/state.json"), clone / "kept" / "state.json"),
+    ):
+        (clone / "kept").mkdir(exist_ok=True)
+        ran = became(Programs(), *words).words
+        assert f" {me} --volume {file.parent}:{file.parent} registry/controller@sha256:00 pierhead {words[0]} " in ran
+        assert f" {file}" in ran.partition(" pierhead ")[2]
+    piped = became(Programs(), "restore", "-").words
+    assert piped.endswith(" --interactive registry/controller@sha256:00 pierhead restore -")
+    assert "--volume" not in became(Programs(), "backup", "--help").words
+    assert "--volume" not in became(Programs(), "why", "web").words
+    with pytest.raises(InvalidRequest, match=f"there is no directory {clone}/none"):
+        tool.run(["backup", "none/state.json"], Programs())
 
 
 @pytest.mark.usefixtures("clone")
