@@ -20,7 +20,7 @@ AUTO: Final = "auto"
 """In place of a number of replicas: the files or the autoscaler decide again."""
 LONGEST_FAULT = 500
 LONGEST_MODELS, LONGEST_SERVICES = 500, 2_000
-"""Services get the models in a header, for which HAProxy has 1,024 bytes of room beside a body."""
+"""Services get the models in a header, for which HAProxy has 1,024 bytes in addition to a body."""
 MOST_COUNTED = 1_000_000_000
 """HAProxy counts with 32 bits."""
 MOST_DAYS = 36_500

@@ -1,7 +1,7 @@
-"""The attacks of tests/faults/attacks.py on a whole stack, one after the other and all at once, beside honest clients.
+"""The attacks of tests/faults/attacks.py on a whole stack, one after the other and all at once, while honest clients ask.
 
 Honest clients ask 20 times a second, over HTTP and over gRPC, and none of them may fail. `-s` prints the table of their
-p99 beside each attack; on a machine with as few processors as attackers it says more about the machine.
+p99 during each attack; on a machine with as few processors as attackers it says more about the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _services() -> str:
     return str(yaml.safe_dump({"services": {**echo, "llm-gateway": gateway, "llm": model}}))
 
 
-def _beside(stack: WrittenStack, name: str) -> LoadResult:
+def _during(stack: WrittenStack, name: str) -> LoadResult:
     """What honest clients saw while an attack ran; "" = none did."""
     load = Load([stack.url("/echo?message=hi")], connections=4, pause_s=0.2, limit_s=SECONDS + 60, answer_s=30.0)
     with load:
@@ -74,7 +74,7 @@ def stack(written: WrittenStack) -> WrittenStack:
 
 def test_no_attack_makes_an_honest_request_fail(stack: WrittenStack) -> None:
     worker = stack.haproxy_worker()
-    table = {name or "nothing": _beside(stack, name) for name in ("", *ATTACKS, "all")}
+    table = {name or "nothing": _during(stack, name) for name in ("", *ATTACKS, "all")}
     usual = table["nothing"].p99_ms
     for name, seen in table.items():
         times = f"p99 {seen.p99_ms:7.1f} ms, {seen.p99_ms / usual:5.1f} x"

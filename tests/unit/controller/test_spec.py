@@ -411,7 +411,7 @@ A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "2GiB"'
             {"zz": 2},
             "zz: unknown key; known keys: user_config, strip_prefix, streams_requests, startup, shared_memory, ",
         ),
-        ({"a b\n": 2}, '"a b\\n": unknown key; known keys: auth, debug, health, canary, startup, managed and '),
+        ({"a b\n": 2}, '"a b\\n": unknown key; known keys: auth, debug, allow, health, canary, startup and '),
         ({"health": {"probe": {"prt": 1}}}, 'health.probe.prt: unknown key; did you mean "port"?'),
         ({"logging": {"logs_dir": "/var/log"}}, "logging.logs_dir: unknown key; a replica writes to standard error"),
         ({"logging_config": {}}, "logging_config: unknown key; write logging"),
@@ -603,7 +603,8 @@ SAME = 'x-serve.application is "us", too; clients choose by it, so write another
     [
         (
             ({"route": "/x"}, {"route": "/x/y"}, {"route": "/x"}),
-            'c.x-serve.route: route "/x" is already taken by service "a"; each route belongs to one service',
+            'c.x-serve.route: route "/x" is already taken by service "a"; each route belongs to one service, or give each '
+            "a host of its own",
         ),
         (
             ({"grpc_services": ["p.A", "p.B"]}, {"grpc_services": ["p.C", "p.B"]}, {}),

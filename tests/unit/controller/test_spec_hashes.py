@@ -68,6 +68,7 @@ def test_the_hash_of_a_block_stays(block: dict[str, Any], known: str) -> None:
 
 
 SAMPLES: dict[str, Any] = {
+    "host": "shop.example",
     "application": "x",
     "group": "x",
     "grpc_name": "a.B",
@@ -107,6 +108,8 @@ AROUND: dict[str, dict[str, Any]] = {
 
 def sample(key: Key) -> Any:
     """A value of the key that is not its default."""
+    if key.path == "allow":  # its syntax is that of an item
+        return ["10.0.0.0/8"]
     syntax, bounds = key.get(Syntax), key.get(Between)
     if syntax:
         return SAMPLES[syntax.name]
