@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from controller.errors import AnotherController, NewerState, StateTooLarge, StoreError
 from controller.model.reports import Event
-from controller.storage.rows import EVENTS_KEPT, StoredEvent
+from controller.storage.rows import EVENTS_KEPT, StateContent, StoredEvent
 from controller.storage.store import Override, StateStore
 from controller.swarm.state.configs import LIMIT, SwarmDocument
 from controller.swarm.state.holder import StateHolder, prepare
 from controller.swarm.state.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S, UNKNOWN, Claim
 from controller.swarm.state.state_document import ASKED_S, OBSERVED_S, StateDocument
-from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
+from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm, Fault
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import until
 
@@ -220,6 +220,34 @@ async def test_a_damaged_state_is_set_aside() -> None:
         assert store.set_aside.removeprefix("config ") in swarm.configs, "for a person to look at"
     async with running(holder_at(swarm)) as store:
         assert (store.set_aside, dict(store.overrides)) == (None, {"web": Override(1, 2)})
+
+
+@pytest.mark.parametrize("fault", ["lost", "answer lost"])
+async def test_a_restore_that_is_not_confirmed_is_none(fault: Fault) -> None:
+    """Also where it was carried out: the former state is written over it."""
+    swarm = FakeSwarm()
+    async with running(holder_at(swarm)) as store:
+        store.overrides.put("web", Override(4, 2))
+        await store.stored()
+        swarm.fault = lambda: fault
+        with pytest.raises(StoreError, match="the former state stays"):
+            await store.replace(StateContent((("moods", "1", "2"),)), Event(1.0, "asked", "", "", "m"))
+        assert not store.is_replaced
+        swarm.fault = lambda: ""
+        await until(lambda: not store.trouble)
+        await store.stored()
+    async with running(holder_at(swarm)) as store:
+        assert store.content().rows == (("override", '"web"', '{"replicas": 4, "spec_replicas": 2}'),)
+
+
+async def test_a_restored_state_must_fit() -> None:
+    swarm = FakeSwarm()
+    async with running(holder_at(swarm)) as store:
+        large = StateContent((("moods", "1", incompressible(1, 3 * LIMIT)),))
+        with pytest.raises(StateTooLarge):
+            await store.replace(large, Event(1.0, "asked", "", "", "m"))
+        store.overrides.put("web", Override(4, 2))
+        await store.stored()
 
 
 async def test_a_state_of_a_newer_build_is_left_to_it() -> None:
