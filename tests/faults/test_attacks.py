@@ -1,4 +1,4 @@
-"""The attacks of tests/faults/attacks.py on a whole stack, one after the other and all at once, while honest clients ask.
+"""The attacks of tests/faults/attacks.py on a whole stack, one by one and all at once, while honest clients ask.
 
 Honest clients ask 20 times a second, over HTTP and over gRPC, and none of them may fail. `-s` prints the table of their
 p99 during each attack; on a machine with as few processors as attackers it says more about the machine.

@@ -603,8 +603,10 @@ SAME = 'x-serve.application is "us", too; clients choose by it, so write another
     [
         (
             ({"route": "/x"}, {"route": "/x/y"}, {"route": "/x"}),
-            'c.x-serve.route: route "/x" is already taken by service "a"; each route belongs to one service, or give each '
-            "a host of its own",
+            (
+                'c.x-serve.route: route "/x" is already taken by service "a"; each route belongs to one service, '
+                "or give each a host of its own"
+            ),
         ),
         (
             ({"grpc_services": ["p.A", "p.B"]}, {"grpc_services": ["p.C", "p.B"]}, {}),
