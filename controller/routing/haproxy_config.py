@@ -141,14 +141,15 @@ class Rendered:
         tokens: haproxy_tokens.Tokens = haproxy_tokens.NO_KEYS,
     ) -> None:
         """As `render`."""
-        self._render = functools.partial(render, limits=limits, is_remote=is_remote, tls=tls, tokens=tokens)
+        self._limits, self._is_remote, self._tls, self._tokens = limits, is_remote, tls, tokens
         self._last: tuple[tuple[ServiceSpec, ...], str] | None = None
 
     def of(self, services: Collection[ServiceSpec]) -> str:
         """As `render`."""
         asked = tuple(services)
         if self._last is None or self._last[0] != asked:
-            self._last = asked, self._render(asked)
+            text = render(asked, self._limits, is_remote=self._is_remote, tls=self._tls, tokens=self._tokens)
+            self._last = asked, text
         return self._last[1]
 
 
