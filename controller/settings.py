@@ -20,6 +20,12 @@ TOKEN_ALGORITHMS = tuple(f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits
 CLAIM = re.compile(r"[A-Za-z0-9][!#-&(-\[\]-~]{0,499}")
 """It is put into HAProxy's configuration: no spaces, quotes and backslashes."""
 HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
+DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
+LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
+MOST_DOMAINS = 100
+"""In one certificate: what Let's Encrypt gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +109,10 @@ class Settings:
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
     tls_dir: str | None = None
-    """The directory of the project that has HAProxy's certificates (PIERHEAD_TLS_DIR); None = it speaks no TLS
+    """The directory of the project that has HAProxy's certificates (PIERHEAD_TLS_DIR); None = it has none from there
     (PIERHEAD_TLS is not "files")."""
+    acme_domains: tuple[str, ...] = ()
+    """Of the certificate that an ACME server gives (PIERHEAD_ACME_DOMAINS); none = PIERHEAD_TLS is not "acme"."""
     https_port: int = 8443
     """The port of the host at which clients reach HTTPS (PIERHEAD_HTTPS_PORT)."""
     jwt_dir: str = "jwt"
@@ -117,12 +125,17 @@ class Settings:
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients come over TLS."""
+        return bool(self.tls_dir is not None or self.acme_domains)
+
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Read the settings; raises SettingsError with every problem found, one a line."""
         reader = _EnvironmentReader(env)
         on_swarm = reader.choice("PIERHEAD_ENGINE", ENGINES, "DOCKER") == "SWARM"
-        has_tls = reader.choice("PIERHEAD_TLS", ("OFF", "FILES"), "OFF") == "FILES"
+        tls = reader.choice("PIERHEAD_TLS", ("OFF", "FILES", "ACME"), "OFF")
         settings = cls(
             project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
             project_dir=None if on_swarm else reader.directory("PIERHEAD_PROJECT_DIR"),
@@ -139,7 +152,8 @@ class Settings:
             secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=_edge_limits(reader),
-            tls_dir=(env.get("PIERHEAD_TLS_DIR") or "tls") if has_tls else None,
+            tls_dir=(env.get("PIERHEAD_TLS_DIR") or "tls") if tls == "FILES" else None,
+            acme_domains=reader.acme() if tls == "ACME" else (),
             https_port=reader.port("PIERHEAD_HTTPS_PORT", 8443),
             jwt_dir=env.get("PIERHEAD_JWT_DIR") or "jwt",
             tokens=TokenRules(
@@ -206,6 +220,28 @@ class _EnvironmentReader:
         if value and not HOSTS.fullmatch(value):
             self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
         return frozenset(host.strip().lower() for host in value.split(",") if host.strip())
+
+    def acme(self) -> tuple[str, ...]:
+        """The domains; what else the container that asks the ACME server has, is checked too."""
+        name = "PIERHEAD_ACME_DOMAINS"
+        domains = tuple((self._env.get(name) or "").replace(",", " ").split())
+        if not 0 < len(domains) <= MOST_DOMAINS:
+            found = f"{len(domains)} of them" if domains else "nothing"
+            self.problems.append(
+                f"{name}: PIERHEAD_TLS=acme needs the names that clients ask for, 1 to {MOST_DOMAINS}, such as "
+                f"shop.example,www.shop.example; found {found}"
+            )
+        for domain in domains:
+            if not DOMAIN.fullmatch(domain):
+                self.problems.append(
+                    f"{name}: expected names such as shop.example, in lower case, and no addresses and no *, for which "
+                    f"HTTP-01 gives no certificate; found {domain!r}"
+                )
+        self.matching("PIERHEAD_ACME_EMAIL", EMAIL, "an email address for the account", "")
+        self.matching(
+            "PIERHEAD_ACME_SERVER", DIRECTORY_OF_ACME, "the https address of an ACME server's directory", LETS_ENCRYPT
+        )
+        return domains
 
     def networks(self, name: str) -> tuple[str, ...]:
         found = []

@@ -16,6 +16,7 @@ from ..desired.policies import Policies
 from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
+from ..files.acme import AcmeWatch
 from ..files.pem import PemWatch
 from ..files.watch import SpecWatch
 from ..model.keys import NO_KEYS
@@ -91,6 +92,7 @@ class Controller:
     discovery_state: DiscoveryState
     engine_events: EngineEvents
     certificates: PemWatch | None
+    acme: AcmeWatch | None
     public_keys: PemWatch | None
     key_uses: KeyUses
     clock: Callable[[], float]
@@ -109,6 +111,8 @@ class Controller:
         spawn(outlive("reading HAProxy", self.observer.router.run))
         if self.certificates is not None:
             spawn(outlive("watching the certificates", partial(self.certificates.run, self.events)))
+        if self.acme is not None:
+            spawn(outlive("watching the container acme", partial(self.acme.run, self.events)))
         if self.public_keys is not None:
             run = partial(self.public_keys.run, self.events, self.specs.takes_tokens)
             spawn(outlive("watching the public keys of tokens", run))
@@ -161,6 +165,7 @@ def assemble(
         clock,
         wall,
         at.certificate_ends_at,
+        at.certificates.ends if at.certificates else dict,
         partial(_notices_of_files, at, specs),
     )
     metrics = publisher.metrics
@@ -240,6 +245,7 @@ def assemble(
         discovery_state=discovery_state,
         engine_events=engine_events,
         certificates=at.certificates,
+        acme=at.acme,
         public_keys=at.public_keys,
         key_uses=key_uses,
         clock=clock,
@@ -248,8 +254,8 @@ def assemble(
 
 
 def _notices_of_files(at: Boundaries, specs: SpecWatch) -> tuple[str, ...]:
-    """What is wrong with the operator's .pem files that are needed."""
-    needed = (at.certificates, at.public_keys if specs.takes_tokens() else None)
+    """What is wrong with the operator's .pem files that are needed, and with the certificate that ACME gives."""
+    needed = (at.acme, at.certificates, at.public_keys if specs.takes_tokens() else None)
     return tuple(notice for watch in needed if watch for notice in watch.notices())
 
 

@@ -16,6 +16,7 @@ from docker import APIClient
 from ..engines.base import ClusterEngine
 from ..engines.docker import HTTP_TIMEOUT_S, open_client
 from ..errors import EngineSocketGone, EngineUnreachable
+from ..files.acme import AcmeWatch
 from ..files.pem import PemWatch
 from ..files.watch import SpecSource
 from ..routing.base import Router
@@ -51,6 +52,8 @@ class Boundaries:
     """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
     certificates: PemWatch | None = None
     """Of HAProxy, for clients; None = they come without TLS."""
+    acme: AcmeWatch | None = None
+    """Of the certificate that an ACME server gives; None = none is asked."""
     public_keys: PemWatch | None = None
     """By which HAProxy checks tokens of clients; None = it cannot."""
 

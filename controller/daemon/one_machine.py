@@ -7,10 +7,13 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 
 from ..engines.docker import DockerEngine
 from ..engines.gpu_discovery import GpuSources
 from ..engines.sockets import SocketDirectory
+from ..files import acme
+from ..files.acme import AcmeWatch
 from ..files.certificates import CERTIFICATES
 from ..files.compose import ComposeProject
 from ..files.pem import PemKind, PemWatch
@@ -37,9 +40,13 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             gpus = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
             sockets = SocketDirectory()
             engine = DockerEngine(client, gpus, sockets)
-            https_port = settings.https_port if settings.tls_dir else None
+            of_acme, thumbprint = await _acme(settings)
             router = HAProxyRouter(
-                settings.haproxy_run, settings.edge, https_port=https_port, token_rules=settings.tokens
+                settings.haproxy_run,
+                settings.edge,
+                https_port=settings.https_port if settings.has_tls else None,
+                acme=thumbprint,
+                token_rules=settings.tokens,
             )
             of_tokens = public_keys(settings.tokens.algorithm)
             try:
@@ -52,19 +59,34 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
                     publish=sockets.publish,
                     policy_dir=settings.project_dir,
-                    certificates=await _watch(settings, CERTIFICATES, settings.tls_dir, router.use_certificates),
-                    public_keys=await _watch(settings, of_tokens, settings.jwt_dir, router.use_public_keys),
+                    certificates=await _certificates(settings, router),
+                    acme=of_acme,
+                    public_keys=await _watch(of_tokens, settings.project_dir, settings.jwt_dir, router.use_public_keys),
                 )
             finally:
                 await engine.close()
 
 
+async def _acme(settings: Settings) -> tuple[AcmeWatch | None, str]:
+    """With the thumbprint of the account."""
+    if not settings.acme_domains:
+        return None, ""
+    thumbprint = await asyncio.to_thread(acme.prepare, acme.PLACE, settings.acme_domains, time.time())
+    return acme.AcmeWatch(acme.PLACE, settings.acme_domains, settings.project, time.time), thumbprint
+
+
+async def _certificates(settings: Settings, router: HAProxyRouter) -> PemWatch | None:
+    if settings.acme_domains:
+        return await _watch(acme.ACME_CERTIFICATES, acme.PLACE, acme.DIRECTORY, router.use_certificates)
+    return await _watch(CERTIFICATES, settings.project_dir, settings.tls_dir, router.use_certificates)
+
+
 async def _watch(
-    settings: Settings, kind: PemKind, directory: str | None, use: Callable[[Mapping[str, str]], None]
+    kind: PemKind, root: Path | None, directory: str | None, use: Callable[[Mapping[str, str]], None]
 ) -> PemWatch | None:
     """The files have been read once, so that the first routes are written with them."""
-    if directory is None or settings.project_dir is None:
+    if directory is None or root is None:
         return None
-    watch = PemWatch(kind, settings.project_dir, directory, use, time.time)
+    watch = PemWatch(kind, root, directory, use, time.time)
     await asyncio.to_thread(watch.look)
     return watch

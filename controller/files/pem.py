@@ -16,6 +16,7 @@ from ..errors import InvalidRequest
 from .watch import EventRecorder
 
 LOOK_S = 2.0
+REPLACE = "put a new one in its place"
 SOON_S = 14 * 86_400
 """What ends within this time is reported."""
 SMALLEST_RSA = 2048
@@ -47,6 +48,8 @@ class PemKind:
     check: Callable[[Path, str, float], tuple[str, float | None]]
     """Of a file, its text and the time now: the text that HAProxy gets, and until when it is valid, if it ends. Raises
     Wrong."""
+    renewal: str = REPLACE
+    """What to do where one ends soon."""
 
     @property
     def name(self) -> str:
@@ -63,10 +66,10 @@ class PemFiles:
     ends: Mapping[str, float]
     """Until when those are valid that end (unix time), by path."""
 
-    def ending(self, now: float) -> tuple[str, ...]:
+    def ending(self, now: float, renewal: str = REPLACE) -> tuple[str, ...]:
         """A sentence for each file whose certificate ends soon, or has ended."""
         return tuple(
-            f"{path}: its certificate {'ends' if end > now else 'ended'} on {date(end)}: put a new one in its place"
+            f"{path}: its certificate {'ends' if end > now else 'ended'} on {date(end)}: {renewal}"
             for path, end in self.ends.items()
             if end - now < SOON_S
         )
@@ -135,7 +138,11 @@ class PemWatch:
     def notices(self) -> tuple[str, ...]:
         """What an operator has to do."""
         kept = f"Until then HAProxy keeps the {self.kind.name} that it was given before"
-        return tuple(f"{words}. {kept}" for words in self._wrong) + self._good.ending(self.wall())
+        return tuple(f"{words}. {kept}" for words in self._wrong) + self._good.ending(self.wall(), self.kind.renewal)
+
+    def ends(self) -> Mapping[str, float]:
+        """Until when the files that HAProxy has are valid (unix time), by name."""
+        return {Path(path).name: end for path, end in self._good.ends.items()}
 
     def look(self) -> str:
         """Read the files; "" or the sentence for an event."""

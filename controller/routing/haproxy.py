@@ -34,14 +34,16 @@ class HAProxyRouter:
         limits: EdgeLimits = DEFAULT_LIMITS,
         http: tuple[str, int] = ("haproxy", 8000),
         https_port: int | None = None,
+        acme: str = "",
         token_rules: TokenRules = DEFAULT_TOKENS,
     ) -> None:
         """`http`: host and port at which HAProxy listens to HTTP clients. `https_port`: where clients reach HTTPS; None
-        = nothing speaks TLS. Until `use_certificates` is called, HAProxy keeps the certificates that it has; so it does
-        with the public keys of tokens.
+        = nothing speaks TLS. `acme`: see `config.Tls`. Until `use_certificates` is called, HAProxy keeps the
+        certificates that it has; so it does with the public keys of tokens.
         """
         self._keys_file = run_dir / haproxy_keys.FILE
-        self._http, self._limits, self._https_port, self._token_rules = http, limits, https_port, token_rules
+        self._http, self._limits, self._token_rules = http, limits, token_rules
+        self._https_port, self._acme = https_port, acme
         self._process = HAProxyProcess(run_dir / "admin.sock", run_dir / "master.sock", self._refresh_file)
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
         self._certificates = PublishedCertificates(run_dir, self._process.runtime)
@@ -113,7 +115,7 @@ class HAProxyRouter:
 
     def _rendered(self) -> config.Rendered:
         certificates, public_keys = self._named[self._certificates], self._named[self._public_keys]
-        tls = config.Tls(certificates, self._https_port) if self._https_port else None
+        tls = config.Tls(certificates, self._https_port, self._acme) if self._https_port else None
         tokens = haproxy_tokens.Tokens(self._token_rules, public_keys, self._public_keys.names(public_keys))
         return config.Rendered(self._limits, tls=tls, tokens=tokens)
 

@@ -36,6 +36,7 @@ _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*
 _HOST = re.compile(r"(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*")
 _NETWORK = re.compile(r"[0-9a-f.:]+/[0-9]{1,3}")
 _CERTIFICATES = re.compile(r"[0-9a-f]{16}|none")
+_THUMBPRINT = re.compile(r"([A-Za-z0-9_-]{43})?")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOLD_SERVER_ID = 1_000_000
 """Replicas' servers are numbered from 1."""
@@ -108,6 +109,8 @@ class Tls(NamedTuple):
     """The directory in /run/haproxy/tls."""
     https_port: int
     """At which clients reach HTTPS."""
+    acme: str = ""
+    """The thumbprint of the account at an ACME server, whose questions (HTTP-01) HAProxy answers; "" = none."""
 
 
 def render(
@@ -171,6 +174,7 @@ def _render(
         matching(_NETWORK, network, "network of trusted proxies")
     if tls is not None:
         matching(_CERTIFICATES, tls.certificates, "directory of certificates")
+        matching(_THUMBPRINT, tls.acme, "thumbprint of an ACME account")
     routes = {s["matched"]: s["name"] for s in http if limits.shows_routes}
     routes_text = f" The routes are {', '.join(routes)}." if routes else " There are no routes yet."
     grpc_names = ", ".join(sorted({name for spec in specs for name in spec.grpc_services}))

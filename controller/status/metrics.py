@@ -209,6 +209,12 @@ def _stack(view: View) -> Iterator[Metric]:
     )
     for name, documentation, value in facts:
         yield GaugeMetricFamily(name, documentation, value=value)
+    yield _gauge(
+        "pierhead_client_certificate_expiry_timestamp_seconds",
+        "When a certificate that HAProxy has for clients ends (unix time); none without PIERHEAD_TLS.",
+        "file",
+        sorted(view.client_certificates.items()),
+    )
     routing = view.observed.routing
     yield _gauge(
         "pierhead_edge_differs",

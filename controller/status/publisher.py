@@ -45,6 +45,8 @@ class Publisher:
     _clock: Callable[[], float]
     _wall: Callable[[], float]
     _certificate_ends_at: float | None = None
+    _client_certificates: Callable[[], Mapping[str, float]] = dict
+    """When those of HAProxy end, by the names of their files."""
     _file_notices: Callable[[], tuple[str, ...]] = tuple
 
     def __post_init__(self) -> None:
@@ -108,6 +110,7 @@ class Publisher:
                 *self._file_notices(),
             ),
             certificate_ends_at=self._certificate_ends_at,
+            client_certificates=self._client_certificates(),
             refusals=refusals,
             engine_reachable=snapshot.complete,
             haproxy_reachable=observed.routing is not None,

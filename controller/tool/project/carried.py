@@ -6,7 +6,7 @@ proto/hatch_build.py reads it as well, so it imports nothing.
 FILES = (
     *(".dockerignore", "LICENSE", "README.md", "pyproject.toml", "uv.lock"),
     *("compose/compose.yaml", "compose/images.yaml", "compose/reference.yaml", "compose/swarm.yaml"),
-    "compose/tls.yaml",
+    *("compose/tls.yaml", "compose/acme.yaml"),
     *("compose/x-serve.schema.json", "compose/python", "compose/registry", "compose/wheels"),
     *("controller", "dashboards/grafana", "dashboards/prometheus", "haproxy", "simulator"),
     *("proto/hatch_build.py", "services/llm", "services/runtime/README.md", "services/runtime/pyproject.toml"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import InvalidRequest, SettingsError
+from ...files.acme import check_authority
 from ...files.certificates import CERTIFICATES
 from ...files.pem import PemFiles, PemKind, WrongFiles, read_files
 from ...files.public_keys import public_keys
@@ -23,6 +24,7 @@ GRAFANA = "PIERHEAD_GRAFANA_PORT"
 HTTPS = "PIERHEAD_HTTPS_PORT"
 _USUAL = {**PORTS, GRAFANA: 3000, HTTPS: 8443}
 BIND = "PIERHEAD_BIND"
+ACME_CA = "PIERHEAD_ACME_CA"
 _OPENED = ("PIERHEAD_HTTP_PORT", "PIERHEAD_GRPC_PORT", HTTPS)
 """Ports of which BIND has the address."""
 _LOOPBACK = "127.0.0.1"
@@ -95,11 +97,30 @@ def refuse_wrong_certificates(stack: ProjectStack) -> Sequence[str]:
         return ()
     if stack.engine is not ProjectEngine.DOCKER:
         raise InvalidRequest(
-            f"PIERHEAD_TLS=files is for one machine so far, not for PIERHEAD_ENGINE={stack.engine}: take it out of "
-            ".env, and let a balancer in front of the nodes speak TLS. Nothing was started."
+            f"PIERHEAD_TLS={stack.tls} is for one machine so far, not for PIERHEAD_ENGINE={stack.engine}: take it out "
+            "of .env, and let a balancer in front of the nodes speak TLS. Nothing was started."
         )
+    if stack.tls == "acme":
+        return _acme_warnings(stack)
     now = time.time()
     return _read(stack, CERTIFICATES, "tls", now).ending(now)
+
+
+def _acme_warnings(stack: ProjectStack) -> Sequence[str]:
+    """Raises InvalidRequest where the authority of a private ACME server cannot be used."""
+    if name := stack.setting(ACME_CA):
+        try:
+            check_authority(stack.root, name)
+        except WrongFiles as error:
+            raise InvalidRequest(f"{ACME_CA}: {error}\nNothing was started.") from None
+    if _port(stack, "PIERHEAD_HTTP_PORT") == "80" and not is_closed(stack):
+        return ()
+    place = f"{bound_to(stack)}:{_port(stack, 'PIERHEAD_HTTP_PORT')}"
+    warning = (
+        f"an ACME server asks at port 80 of each name, and HTTP listens at {place}: write PIERHEAD_HTTP_PORT=80 and "
+        f"{BIND}=0.0.0.0, unless something in front of this machine forwards port 80 to it"
+    )
+    return (warning,)
 
 
 def refuse_wrong_public_keys(stack: ProjectStack, services: Services) -> None:

@@ -57,8 +57,8 @@ from pathlib import Path
 import openai
 
 
-def client_of(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+def client_of(url: str, verify: bool = True) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=openai.DefaultHttpxClient(verify=verify))
 
 
 def ask(client: openai.OpenAI, question: str) -> Iterator[str]:
@@ -78,11 +78,14 @@ def address() -> str:
     host = written.get("PIERHEAD_BIND") or "127.0.0.1"
     if host in ("0.0.0.0", "[::]"):  # every address of this machine
         host = "127.0.0.1"
-    return f"http://{host}:{written['PIERHEAD_HTTP_PORT']}"
+    if written.get("PIERHEAD_TLS", "off").lower() == "off":
+        return f"http://{host}:{written['PIERHEAD_HTTP_PORT']}"
+    return f"https://{host}:{written.get('PIERHEAD_HTTPS_PORT') or 8443}"
 
 
 if __name__ == "__main__":
-    for part in ask(client_of(address()), " ".join(sys.argv[1:]) or "What is the capital of France?"):
+    client = client_of(address(), verify=False)  # this machine itself: no certificate has its address
+    for part in ask(client, " ".join(sys.argv[1:]) or "What is the capital of France?"):
         print(part, end="", flush=True)
     print()
 '''

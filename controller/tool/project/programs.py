@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import os
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -128,15 +126,8 @@ class Programs:
         return True
 
     def status(self, address: str) -> int:
-        """The HTTP status that a GET is answered with; 0 where nothing answers."""
-        try:
-            with direct.opened(address, READ_S) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code
-        except (OSError, http.client.HTTPException):
-            return 0
+        """See `direct.status_here`."""
+        return direct.status_here(address, READ_S)
 
 
 def _own(variables: Mapping[str, str], directory: Path | None) -> Mapping[str, str]:

@@ -93,7 +93,7 @@ def _named(directory: Path) -> bool:
 def own_files(project: Project, environment: Mapping[str, str]) -> list[str]:
     """The user's compose files, as COMPOSE_FILE names them. Raises NoProject where there are none."""
     named = setting(FILES, project.env_file(), environment) or ""
-    stacks = (*stack_files.STACK_FILES.values(), stack_files.TLS_FILE)
+    stacks = (*stack_files.STACK_FILES.values(), *stack_files.TLS_FILES.values())
     files = [name for name in named.split(":") if name and name not in stacks]
     if not files:
         files = [name for name in DEFAULT_NAMES if (project.root / name).is_file()][:1]

@@ -18,10 +18,10 @@ from .env_file import EnvFile, setting
 from .programs import Programs
 from .project import Project, engine_of
 
-OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
+OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana", "acme")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
 _FILES_OF_THE_CLONE = {engine: f"compose/{engine.stack_file}" for engine in ProjectEngine}
-_TLS_OF_THE_CLONE = "compose/tls.yaml"
+_TLS_OF_THE_CLONE = {"files": ":compose/tls.yaml", "acme": ":compose/tls.yaml:compose/acme.yaml"}
 _PUBLISHED = re.compile(rf"(?P<address>\S+):(?P<port>\d+)->{API_PORT}/tcp")
 
 
@@ -89,7 +89,12 @@ class ProjectStack:
     @property
     def has_tls(self) -> bool:
         """Whether HTTP and gRPC clients come over TLS."""
-        return self.setting("PIERHEAD_TLS").lower() == "files"
+        return self.tls in _TLS_OF_THE_CLONE
+
+    @property
+    def tls(self) -> str:
+        """Where HAProxy's certificates come from: files, acme, or what else is written."""
+        return self.setting("PIERHEAD_TLS").lower()
 
     @property
     def root(self) -> Path:
@@ -107,7 +112,8 @@ class ProjectStack:
         own = _FILES_OF_THE_CLONE if self.project.is_clone else stack_files.STACK_FILES
         usual, of_engine = own[ProjectEngine.DOCKER], own[self.engine]
         if self.has_tls and self.engine is ProjectEngine.DOCKER:
-            of_engine = f"{usual}:{_TLS_OF_THE_CLONE}" if self.project.is_clone else stack_files.TLS_FILE
+            of_clone = f"{usual}{_TLS_OF_THE_CLONE[self.tls]}"
+            of_engine = of_clone if self.project.is_clone else stack_files.TLS_FILES[self.tls]
         named = self.setting("COMPOSE_FILE", usual if self.project.is_clone else f"compose.yaml:{usual}")
         listed = ":".join(of_engine if self._plain(name) == usual else name for name in named.split(":"))
         return ":".join(dict.fromkeys(listed.split(":")))  # a program that this one starts is given the list

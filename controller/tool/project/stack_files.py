@@ -21,8 +21,8 @@ from .version import release_of, version_of
 DIRECTORY = ".pierhead"
 STACK_FILES = {engine: f"{DIRECTORY}/{engine.included_as}" for engine in ProjectEngine}
 """By engine, what COMPOSE_FILE has after the project's own files."""
-TLS_FILE = f"{DIRECTORY}/tls.yaml"
-"""What it has in their place on one machine, with PIERHEAD_TLS=files."""
+TLS_FILES = {"files": f"{DIRECTORY}/tls.yaml", "acme": f"{DIRECTORY}/acme.yaml"}
+"""What it has in their place on one machine, by PIERHEAD_TLS."""
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BUILD = "build"
@@ -100,7 +100,8 @@ def write(project: Path, *, has_grafana: bool = False) -> None:
         file = "compose/compose.yaml"
         wanted[file] = _GRAFANA.sub(b"", wanted[file])
     included = {engine.included_as: _own(engine.stack_file) for engine in ProjectEngine}
-    included[Path(TLS_FILE).name] = f"[{_own(ProjectEngine.DOCKER.stack_file)}, {_own('tls.yaml')}]"
+    with_tls = f"{_own(ProjectEngine.DOCKER.stack_file)}, {_own('tls.yaml')}"
+    included |= {"tls.yaml": f"[{with_tls}]", "acme.yaml": f"[{with_tls}, {_own('acme.yaml')}]"}
     for file, path in included.items():
         wanted[file] = _INCLUDE.format(version=release(), directory=DIRECTORY, path=path).encode()
     wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={release()}\n".encode()

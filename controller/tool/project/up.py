@@ -101,7 +101,7 @@ class StackUp:
         ready_s = self.stack.environment.get("PIERHEAD_UP_TIMEOUT_S") or READY_S
         self._wait_for_controller(compose)
         self._wait_for_services(compose, ready_s)
-        if self.stack.project.is_clone and not self.stack.has_tls:  # its certificates need not have this address
+        if self.stack.project.is_clone:
             self._wait_for_apps(compose, routes, ready_s)
 
     def _wait_for_controller(self, compose: Compose) -> None:
@@ -156,7 +156,7 @@ class StackUp:
 
         def missing() -> str:
             while silent:
-                status = self.stack.programs.status(machine.address(self.stack, "PIERHEAD_HTTP_PORT", silent[0]))
+                status = self.stack.programs.status(machine.http_address(self.stack, silent[0]))
                 if status not in (200, 401):  # a service may ask for a key
                     return f"GET {silent[0]}: {status or 'no answer'}"
                 silent.pop(0)

@@ -63,6 +63,22 @@ def test_other_certificates_are_another_configuration_and_without_them_there_is_
         config.render([WEB], tls=config.Tls("../../etc", 8443))
 
 
+def test_what_an_acme_server_asks_is_answered_before_http_leads_to_https() -> None:
+    path = "/.well-known/acme-challenge/"
+    lines = section(config.render([WEB], tls=config.Tls("a" * 16, 8443, "t" * 43)), "frontend http")
+    (answer,) = (number for number, line in enumerate(lines) if "acme-challenge" in line)
+    (redirect,) = (number for number, line in enumerate(lines) if line.startswith("http-request redirect"))
+    assert answer < redirect
+    assert (
+        f'"%[path,field(4,/)].{"t" * 43}" if {{ path -m reg ^/[.]{path[2:]}[A-Za-z0-9_-]{{1,128}}$ }}' in lines[answer]
+    )
+    for others in (config.render([WEB]), config.render([WEB], tls=config.Tls("a" * 16, 8443))):
+        assert "acme" not in others
+    for wrong in ("t" * 42, "t" * 42 + '"', "t" * 42 + "\n"):
+        with pytest.raises(RoutingError, match="thumbprint of an ACME account"):
+            config.render([WEB], tls=config.Tls("a" * 16, 8443, wrong))
+
+
 def test_tokens_are_judged_by_the_public_keys_and_rules_and_only_where_a_service_asks_for_one() -> None:
     asking = [replace(WEB, auth="jwt"), replace(RANKER, auth="jwt")]
     changes: list[dict[str, Any]] = [

@@ -53,8 +53,40 @@ def test_tls_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     settings = Settings.from_env(env | {"PIERHEAD_TLS": "files", "PIERHEAD_HTTPS_PORT": "443"})
     assert (settings.tls_dir, settings.https_port) == ("certs", 443)
     assert Settings.from_env(env | {"PIERHEAD_TLS": "files", "PIERHEAD_TLS_DIR": ""}).tls_dir == "tls"
-    with pytest.raises(SettingsError, match=r"^PIERHEAD_TLS: expected one of OFF, FILES, found 'ON'$"):
+    with pytest.raises(SettingsError, match=r"^PIERHEAD_TLS: expected one of OFF, FILES, ACME, found 'ON'$"):
         Settings.from_env(env | {"PIERHEAD_TLS": "on"})
+
+
+def test_what_an_acme_server_is_asked_for(tmp_path: Path) -> None:
+    env = {
+        "COMPOSE_PROJECT_NAME": "p",
+        "PIERHEAD_PROJECT_DIR": str(tmp_path),
+        "PIERHEAD_ACME_EMAIL": "ops@shop.example",
+    }
+    named = {"PIERHEAD_ACME_DOMAINS": "shop.example, www.shop.example"}
+    assert not Settings.from_env(env | named).has_tls
+    assert Settings.from_env(env | {"PIERHEAD_TLS": "files"}).has_tls
+    env |= {"PIERHEAD_TLS": "acme"}
+    settings = Settings.from_env(env | named)
+    assert (settings.acme_domains, settings.tls_dir) == (("shop.example", "www.shop.example"), None)
+    assert settings.has_tls
+    for server in ("", "https://ca.internal:9000/acme/acme/directory", "https://localhost/"):
+        Settings.from_env(env | named | {"PIERHEAD_ACME_SERVER": server})
+    wrong = {
+        "PIERHEAD_ACME_DOMAINS: PIERHEAD_TLS=acme needs the names that clients ask for": [""],
+        "PIERHEAD_ACME_DOMAINS: PIERHEAD_TLS=acme needs .*; found 101 of them": ["a.example " * 101],
+        "PIERHEAD_ACME_DOMAINS: expected names such as shop.example, in lower case": [
+            *("*.shop.example", "127.0.0.1", "localhost", "Shop.example", "a..b", "shop.example:80", "-a.b", "a_b.c"),
+            "https://shop.example",
+            f"{'a' * 64}.example",
+        ],
+        "PIERHEAD_ACME_EMAIL: expected an email address for the account, found ": ["", "nobody", "a b@c.d", "$(x)@c.d"],
+        "PIERHEAD_ACME_SERVER: expected the https address": ["http://a.example/dir", "https://a.example", "https:// /"],
+    }
+    for words, texts in wrong.items():
+        for text in texts:
+            with pytest.raises(SettingsError, match=f"^{words}"):
+                Settings.from_env(env | named | {words.partition(":")[0]: text})
 
 
 def test_rules_of_tokens(tmp_path: Path) -> None:

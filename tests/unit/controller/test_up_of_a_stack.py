@@ -338,6 +338,57 @@ def test_the_file_that_publishes_https(root: Path, named: str, files: str) -> No
     assert User(variables={"COMPOSE_FILE": named}, root=root).stack.files == named
 
 
+ACME = {"PIERHEAD_TLS": "acme", "PIERHEAD_HTTP_PORT": "80", "PIERHEAD_BIND": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("root", "named", "files"),
+    [
+        (ROOT, "compose/compose.yaml:b.yaml", "compose/compose.yaml:compose/tls.yaml:compose/acme.yaml:b.yaml"),
+        (Path("/nowhere"), "a.yaml:.pierhead/stack.yaml", "a.yaml:.pierhead/acme.yaml"),
+    ],
+)
+def test_the_files_with_which_an_acme_server_is_asked(root: Path, named: str, files: str) -> None:
+    stack = User(variables={**ACME, "COMPOSE_FILE": named}, root=root).stack
+    assert stack.files == files
+    assert User(variables={**ACME, "COMPOSE_FILE": files}, root=root).stack.files == files
+
+
+@pytest.mark.parametrize("closed", [{"PIERHEAD_HTTP_PORT": "8000"}, {"PIERHEAD_BIND": "127.0.0.1"}])
+def test_an_acme_server_comes_to_port_80(tmp_path: Path, closed: Mapping[str, str]) -> None:
+    user = User(variables=ACME, root=tmp_path)
+    user.types_up()
+    assert not [words for words in user.warnings if "ACME" in words]
+    user = User(variables={**ACME, **closed}, root=tmp_path)
+    user.types_up()
+    assert "warning: an ACME server asks at port 80 of each name, and HTTP listens at " in "\n".join(user.warnings)
+
+
+def test_the_authority_of_a_private_acme_server_must_be_readable_in_the_container(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    user = User(variables={**ACME, "PIERHEAD_ACME_CA": "ca.pem"}, root=tmp_path / "project")
+    file = user.root / "ca.pem"
+    assert f"PIERHEAD_ACME_CA: {file} cannot be read (No such file or directory)" in user.is_refused()
+    file.write_text("nonsense")
+    file.chmod(0o600)
+    assert f"PIERHEAD_ACME_CA: others cannot read {file}, so the container acme cannot: chmod 644" in user.is_refused()
+    file.chmod(0o644)
+    assert f"PIERHEAD_ACME_CA: {file} has no certificate that can be read" in user.is_refused()
+    file.write_text(certificates.made("ca.example", now=time.time())[1])
+    user.types_up()
+    for outside in ("../ca.pem", str(file)):
+        user = User(variables={**ACME, "PIERHEAD_ACME_CA": outside}, root=user.root)
+        assert f"PIERHEAD_ACME_CA: {outside} is not in {user.root}: copy the file there" in user.is_refused()
+    assert user.calls(CHANGES) == []
+
+
+def test_with_tls_an_app_of_the_clone_is_asked_over_https() -> None:
+    user = User(variables=ACME)
+    user.types_up()
+    assert user.calls("GET https://127.0.0.1:8443/echo")
+    assert not user.calls("GET http://127.0.0.1:80/")
+
+
 def test_certificates_that_cannot_be_used_are_refused_before_anything_changes(project_with_certificates: Path) -> None:
     file = project_with_certificates / "certs" / "a.pem"
     file.chmod(0o644)

@@ -1,0 +1,206 @@
+"""The certificate that an ACME server gives (PIERHEAD_TLS=acme), in the volume of the container that asks for it.
+
+The controller makes the account's key once, so that HAProxy can answer the server's questions from the account alone.
+The container (haproxy/acme/entrypoint.sh) asks, and puts the certificate, or why there is none, into the volume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..model.text import told, whole_number
+from .certificates import CERTIFICATES
+from .pem import LOOK_S, WrongFiles
+from .watch import EventRecorder
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+PLACE = Path("/var/lib/acme")
+"""The volume."""
+DIRECTORY, FILE = "tls", "acme.pem"
+"""Of the certificate; the name stays, so that HAProxy gets another one without a reload."""
+ACME_CERTIFICATES = replace(
+    CERTIFICATES,
+    variable="PIERHEAD_TLS=acme",
+    remedy="Restart the controller, which makes it",
+    renewal="it should have been renewed long before; look at the log of the container acme",
+)
+_PLACEHOLDER_DAYS = 3650
+_PLACEHOLDERS = "pierhead placeholder"
+"""Who issues them, by name."""
+_MOST_BYTES = 4096
+
+
+def prepare(place: Path, domains: Sequence[str], now: float) -> str:
+    """Make what is missing: the account's key, and a certificate that signs itself, with which HAProxy speaks TLS until
+    there is another. Returns the account's thumbprint (RFC 7638).
+    """
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    account = place / "account.key"
+    if not account.exists():
+        _write(account, _text(generate_private_key(SECP256R1())))
+    key = load_pem_private_key(account.read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    thumbprint = _thumbprint(key)
+    _write(place / "thumbprint", thumbprint)
+    (place / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
+    if not (place / DIRECTORY / FILE).exists():
+        _write(place / DIRECTORY / FILE, _placeholder(domains, now))
+    return thumbprint
+
+
+def check_authority(root: Path, name: str) -> None:
+    """Raises WrongFiles where a file of the project is no certificate that the container can read, without being its
+    owner.
+    """
+    from cryptography import x509
+
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()) or Path(name).is_absolute():
+        raise WrongFiles(f"{name} is not in {root}: copy the file there, and name it from there")
+    try:
+        if not path.stat().st_mode & 0o004:
+            raise WrongFiles(f"others cannot read {path}, so the container acme cannot: chmod 644 {path}")
+        x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise WrongFiles(f"{path} cannot be read ({error.strerror}): put the authority's certificate there") from None
+    except ValueError:
+        raise WrongFiles(f"{path} has no certificate that can be read: put the authority's there, as PEM") from None
+
+
+@dataclass
+class AcmeWatch:
+    """Tells what stands between the clients and the certificate that they are to get."""
+
+    place: Path
+    domains: tuple[str, ...]
+    project: str
+    wall: Callable[[], float]
+    _failure: str = ""
+    _next_at: int | None = None
+    _missing: tuple[str, ...] = field(default=())
+    _is_placeholder: bool = False
+
+    def notices(self) -> tuple[str, ...]:
+        """What an operator has to do."""
+        if self._is_placeholder:
+            state = "HAProxy has a placeholder that no client trusts"
+        else:
+            names = f", which is not for {', '.join(self._missing)}" if self._missing else ""
+            state = f"HAProxy keeps the certificate that it has{names}"
+        container = f"{self.project}-acme-1"
+        if self._failure:
+            at = datetime.datetime.fromtimestamp(self._next_at or self.wall(), datetime.UTC)
+            words = (
+                f"the ACME server has given no certificate for {', '.join(self.domains)}: {self._failure}. {state}; the "
+                f"next attempt is at {at:%Y-%m-%d %H:%M} UTC. This machine must reach the server, and the server must "
+                f"reach each name at port 80 of this machine. `docker kill --signal HUP {container}` tries at once"
+            )
+            return (words,)
+        if self._is_placeholder or self._missing:
+            words = (
+                f"no ACME server has given a certificate for {', '.join(self.domains)} yet. Until then {state}; "
+                f"`docker logs {container}` says how far the attempt is"
+            )
+            return (words,)
+        return ()
+
+    def look(self) -> str:
+        """Read the volume; "" or the sentence for an event."""
+        before = self._failure
+        self._failure, self._next_at = self._read_failure()
+        self._is_placeholder, self._missing = self._read_certificate()
+        if self._failure == before:
+            return ""
+        return self.notices()[0] if self._failure else "the ACME server has given the certificate"
+
+    async def run(self, events: EventRecorder) -> None:
+        """Look until cancelled."""
+        while True:
+            words = await asyncio.to_thread(self.look)
+            if words:
+                events.record("certificates", words, outcome="failed" if self._failure else "ok")
+            await asyncio.sleep(LOOK_S)
+
+    def _read_failure(self) -> tuple[str, int | None]:
+        """Why there is no certificate, and when the next attempt is. The server's own words are in it."""
+        try:
+            with (self.place / "failure").open("rb") as file:
+                text, next_at, *_ = *file.read(_MOST_BYTES).decode(errors="replace").split("\n"), ""
+        except OSError:
+            return "", None
+        at = whole_number(next_at)
+        return told(text) or "it did not say why", at if at and at < 2**32 else None
+
+    def _read_certificate(self) -> tuple[bool, tuple[str, ...]]:
+        """Whether it is a placeholder, and the domains that it does not have."""
+        from cryptography import x509
+
+        try:
+            chain = x509.load_pem_x509_certificates((self.place / DIRECTORY / FILE).read_bytes())
+            names = chain[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            has = names.get_values_for_type(x509.DNSName)
+            issuers = chain[0].issuer.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        except Exception:  # of several kinds; the watch of the files says what is wrong
+            return False, ()
+        missing = tuple(domain for domain in self.domains if domain not in has)
+        return [issuer.value for issuer in issuers] == [_PLACEHOLDERS], missing
+
+
+def _write(path: Path, text: str) -> None:
+    """In one step, for root alone."""
+    new = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _text(key: EllipticCurvePrivateKey) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()).decode()
+
+
+def _thumbprint(key: EllipticCurvePrivateKey) -> str:
+    point = key.public_key().public_numbers()
+    x, y = (_base64(number.to_bytes(32, "big")) for number in (point.x, point.y))
+    parts = {"crv": "P-256", "kty": "EC", "x": x, "y": y}
+    return _base64(hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest())
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _placeholder(domains: Sequence[str], now: float) -> str:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    key, name = (
+        generate_private_key(SECP256R1()),
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _PLACEHOLDERS)]),
+    )
+    begin = datetime.datetime.fromtimestamp(now, datetime.UTC) - datetime.timedelta(days=1)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin)
+    builder = builder.not_valid_after(begin + datetime.timedelta(days=_PLACEHOLDER_DAYS))
+    names = x509.SubjectAlternativeName([x509.DNSName(domain) for domain in domains])
+    certificate = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    return f"{_text(key)}{certificate.public_bytes(Encoding.PEM).decode()}"
