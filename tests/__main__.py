@@ -95,7 +95,7 @@ def _building(log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 def _with_apps() -> dict[str, str]:
     files = ProjectStack(Project(ROOT), os.environ, Programs()).files
-    return {**os.environ, "COMPOSE_FILE": f"{files}:{APPS}"}
+    return {**os.environ, "COMPOSE_FILE": f"{files}:compose/acme.yaml:{APPS}"}
 
 
 def _test(build: subprocess.Popen[bytes], log: IO[str], chosen: Sequence[str]) -> int:

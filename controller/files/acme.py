@@ -52,7 +52,8 @@ def prepare(place: Path, domains: Sequence[str], now: float) -> str:
     if not account.exists():
         _write(account, _text(generate_private_key(SECP256R1())))
     key = load_pem_private_key(account.read_bytes(), None)
-    assert isinstance(key, EllipticCurvePrivateKey)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise TypeError(f"{account} is not a key that the controller has made: remove it")
     thumbprint = _thumbprint(key)
     _write(place / "thumbprint", thumbprint)
     (place / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
@@ -104,9 +105,9 @@ class AcmeWatch:
         if self._failure:
             at = datetime.datetime.fromtimestamp(self._next_at or self.wall(), datetime.UTC)
             words = (
-                f"the ACME server has given no certificate for {', '.join(self.domains)}: {self._failure}. {state}; the "
-                f"next attempt is at {at:%Y-%m-%d %H:%M} UTC. This machine must reach the server, and the server must "
-                f"reach each name at port 80 of this machine. `docker kill --signal HUP {container}` tries at once"
+                f"the ACME server has given no certificate for {', '.join(self.domains)}: {self._failure}. {state}; "
+                f"the next attempt is at {at:%Y-%m-%d %H:%M} UTC. This machine must reach the server, and the server "
+                f"each name at port 80 of this machine. `docker kill --signal HUP {container}` tries at once"
             )
             return (words,)
         if self._is_placeholder or self._missing:
@@ -142,7 +143,7 @@ class AcmeWatch:
         except OSError:
             return "", None
         at = whole_number(next_at)
-        return told(text) or "it did not say why", at if at and at < 2**32 else None
+        return told(text).rstrip(". ") or "it did not say why", at if at and at < 2**32 else None
 
     def _read_certificate(self) -> tuple[bool, tuple[str, ...]]:
         """Whether it is a placeholder, and the domains that it does not have."""

@@ -7,12 +7,15 @@ umask 077
 
 place=/var/lib/acme
 certificate=$place/tls/acme.pem
-domains=$(echo "$PIERHEAD_ACME_DOMAINS" | tr -s ', ' '  ')
+# shellcheck disable=SC2046  they are to be split
+set -- $(echo "$PIERHEAD_ACME_DOMAINS" | tr , ' ')
+domains=$*
 server=$PIERHEAD_ACME_SERVER
 email=$PIERHEAD_ACME_EMAIL
 wanted="$server $email $domains"
 
 look_s=43200
+attempt_s=300
 # After failures: 4 attempts in the first hour, as Let's Encrypt allows 5 that fail.
 first_delay_s=300
 most_delay_s=21600
@@ -21,8 +24,7 @@ say() { echo "acme: $*" >&2; }
 
 # put FILE: standard input, in one step.
 put() {
-  cat >"$1.new"
-  mv -f "$1.new" "$1"
+  cat >"$1.new" && mv -f "$1.new" "$1"
 }
 
 # ended PID: waits for it; a signal ends a wait of the shell, not this one.
@@ -36,7 +38,8 @@ ended() {
 # pause SECONDS, or until SIGHUP.
 pause() {
   sleep "$1" &
-  wait $! || kill $! 2>/dev/null || true
+  [ -n "$asked" ] || wait $! || true
+  kill $! 2>/dev/null || true
 }
 
 # Whether HAProxy answers what a server asks, with this account.
@@ -46,29 +49,40 @@ is_answered() {
     grep -qF "ready.$(cat "$place/thumbprint")"
 }
 
+# moment start|end: of the certificate, in seconds since the epoch.
+moment() {
+  written=$(openssl x509 -noout "-$1date" -in "$certificate") && date -d "${written#*=}" +%s
+}
+
 # Whether there is no certificate for what is wanted, or less than a third of its time is left.
 is_due() {
   [ "$(cat "$place/obtained" 2>/dev/null)" = "$wanted" ] || return 0
-  begin=$(date -d "$(openssl x509 -noout -startdate -in "$certificate" | cut -d= -f2)" +%s) || return 0
-  end=$(date -d "$(openssl x509 -noout -enddate -in "$certificate" | cut -d= -f2)" +%s) || return 0
+  begin=$(moment start) && end=$(moment end) || return 0
   [ $((3 * (end - $(date +%s)))) -lt $((end - begin)) ]
 }
 
-# lego keeps an account's key by the server's host and the email; it answers no question itself: the directory is nobody's.
+# lego looks for the account's key by the server's host and the email. It keeps nothing: each time it asks for the account of the
+# key. What it writes into the directory for answers, nobody reads.
 attempt() {
   host=${server#https://}
   host=$(echo "${host%%/*}" | tr : _)
-  keys="$place/lego/accounts/$host/$email/keys"
+  keys="/tmp/lego/accounts/$host/$email/keys"
+  rm -rf /tmp/lego
   mkdir -p "$keys" /tmp/webroot
   cp "$place/account.key" "$keys/$email.key"
   set --
   for domain in $domains; do set -- "$@" --domains "$domain"; done
-  timeout 300 lego --accept-tos --server "$server" --email "$email" --path "$place/lego" "$@" \
+  timeout "$attempt_s" lego --accept-tos --server "$server" --email "$email" --path /tmp/lego "$@" \
     --http --http.webroot /tmp/webroot run >/dev/null 2>/tmp/said &
-  ended $! || return 1
-  lego_file="$place/lego/certificates/${domains%% *}"
-  cat "$lego_file.key" "$lego_file.crt" | put "$certificate"
-  echo "$wanted" | put "$place/obtained"
+  ended $! || {
+    [ $? != 124 ] || echo "the attempt took more than $attempt_s s" >>/tmp/said
+    return 1
+  }
+  given="/tmp/lego/certificates/${domains%% *}"
+  {
+    cat "$given.key" "$given.crt" >"$certificate.new" && mv -f "$certificate.new" "$certificate" &&
+      echo "$wanted" | put "$place/obtained"
+  } 2>>/tmp/said
 }
 
 # The end of what lego said, on one line.
@@ -84,13 +98,17 @@ if [ -s /run/secrets/acme-ca ]; then export LEGO_CA_CERTIFICATES=/run/secrets/ac
 # An attempt that failed before a restart counts, unless something else is wanted now.
 delay=$first_delay_s
 next=0
-[ "$(sed -n 3p "$place/failure" 2>/dev/null)" != "$wanted" ] || next=$(sed -n 2p "$place/failure")
+if [ "$(sed -n 3p "$place/failure" 2>/dev/null)" = "$wanted" ]; then
+  next=$(sed -n 2p "$place/failure")
+else
+  rm -f "$place/failure"
+fi
 
 while :; do
   now=$(date +%s)
   if [ -n "$asked" ] || { [ "$now" -ge "$next" ] && is_due; }; then
     is_answered || say "waiting until HAProxy answers for the account"
-    until is_answered; do pause 2; done
+    until is_answered; do sleep 2; done
     say "asking $server for a certificate for $domains"
     if attempt; then
       say "got the certificate"
@@ -102,8 +120,9 @@ while :; do
       delay=$((2 * delay < most_delay_s ? 2 * delay : most_delay_s))
       why=$(reason)
       say "no certificate: $why"
-      printf '%s\n%s\n%s\n' "$why" "$next" "$wanted" | put "$place/failure"
+      printf '%s\n%s\n%s\n' "$why" "$next" "$wanted" | put "$place/failure" || say "which is not stored"
     fi
+    rm -rf /tmp/lego
     asked=
   fi
   now=$(date +%s)

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from aiohttp import ClientSession, TCPConnector
 from cryptography import x509
+from yarl import URL
 
 from controller.errors import RoutingError
 from controller.routing.haproxy import HAProxyRouter
@@ -93,6 +94,25 @@ async def test_https_serves_what_http_does_and_http_leads_to_it(edge: Edge) -> N
         assert answer.status == 400
     async with edge.http.get("/-/healthz", allow_redirects=False) as answer:
         assert (answer.status, await answer.json()) == (200, {"status": "ok"})
+
+
+async def test_what_an_acme_server_asks_is_answered_for_the_account(edge: Edge) -> None:
+    thumbprint = "A-_9" * 10 + "xyz"
+    edge.router = HAProxyRouter(edge.run_dir, https_port=PORT, acme=thumbprint)
+    edge.router.use_certificates(FILES)
+    await edge.route(service("echo", route="/"))
+    await edge.serve("echo", "echo-1")
+    path = "/.well-known/acme-challenge/"
+    answers = {f"{path}tok-EN_1": (200, f"tok-EN_1.{thumbprint}")}
+    answers |= {f"{path}{other}": (308, "") for other in ("", "a.b", "a/b", "%61", "a" * 129)}
+    for asked, expected in answers.items():
+        async with edge.http.get(URL(f"{edge.url}{asked}", encoded=True), allow_redirects=False) as answer:
+            assert (answer.status, await answer.text()) == expected, asked
+            assert answer.status == 308 or answer.content_type == "text/plain"
+    edge.router = HAProxyRouter(edge.run_dir)
+    await edge.route(service("echo", route="/"))
+    async with edge.http.get(f"{path}token", allow_redirects=False) as answer:
+        assert (await answer.json())["path"] == f"{path}token", "without ACME it is the service's"
 
 
 async def test_the_usual_port_is_not_named(edge: Edge) -> None:

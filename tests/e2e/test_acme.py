@@ -122,7 +122,6 @@ def test_a_certificate_is_given_and_renewed_and_a_server_that_refuses_stops_noth
         assert "HAProxy has a placeholder that no client trusts" in stack.notice()
         with contextlib.closing(stack.connect(trusting())) as connection:
             assert status(connection) == 200
-        assert stack.get("/.well-known/acme-challenge/a.b").status == 200, "only a token is answered; it leads to HTTPS"
 
         with pebble.running(network, shop_test="127.0.0.1"):
             stack.renews()
@@ -149,7 +148,7 @@ def test_a_certificate_is_given_and_renewed_and_a_server_that_refuses_stops_noth
 
         stack.renews()
         eventually(lambda: "HAProxy keeps the certificate that it has" in stack.notice(), "the server is gone")
-        stack.container("acme").restart(timeout=5)
+        stack.kill_process(stack.container("acme"))
         stack.container("controller").restart()
         eventually(lambda: "HAProxy keeps the certificate that it has" in stack.notice(), "it is known after restarts")
         stack.container("haproxy").kill()

@@ -1,4 +1,4 @@
-"""The certificate that an ACME server gives: what the controller makes, and what it says of the container's attempts."""
+"""The certificate that an ACME server gives: what the controller makes, and what it says of attempts to get it."""
 
 from __future__ import annotations
 

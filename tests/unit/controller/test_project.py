@@ -331,7 +331,7 @@ def compose() -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize("file", ["stack.yaml", "swarm.yaml", "tls.yaml"])
+@pytest.mark.parametrize("file", ["stack.yaml", "swarm.yaml", "tls.yaml", "acme.yaml"])
 def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_copy(
     shop: Project, compose: Callable[..., str], file: str
 ) -> None:
@@ -350,8 +350,21 @@ def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_
     assert config["services"]["grafana"] == {"image": "mine", "networks": {"default": None}}, "the stack has none"
     assert web["volumes"][0]["source"] == str(shop.root / "data")
     assert controller["image"] == f"pierhead/controller:{stack_files.release()}"
+    has_tls = file in ("tls.yaml", "acme.yaml")
     ports = [port["target"] for port in config["services"]["haproxy"]["ports"]]
-    assert ports == [8000, 9000, *([] if file == "swarm.yaml" else [8404]), *([8443] if file == "tls.yaml" else [])]
+    assert ports == [8000, 9000, *([] if file == "swarm.yaml" else [8404]), *([8443] if has_tls else [])]
+    if file == "acme.yaml":
+        asks = config["services"]["acme"]
+        assert (asks["build"]["context"], asks["cap_drop"], asks["read_only"]) == (
+            f"{shop.root}/.pierhead",
+            ["ALL"],
+            True,
+        )
+        assert config["secrets"]["acme-ca"]["file"] == f"{shop.root}/.pierhead/compose/machine/no-ca.pem"
+        env.set("PIERHEAD_ACME_CA", "ca.pem")
+        env.save()
+        config = yaml.safe_load(compose(shop.root, "config"))
+        assert config["secrets"]["acme-ca"]["file"] == f"{shop.root}/ca.pem"
     if file != "swarm.yaml":
         assert controller["build"]["context"] == str(shop.root / ".pierhead")
         assert (controller["working_dir"], controller["environment"]["COMPOSE_FILE"]) == (
