@@ -33,7 +33,7 @@ ACME_CERTIFICATES = replace(
     CERTIFICATES,
     variable="PIERHEAD_TLS=acme",
     remedy="Restart the controller, which makes it",
-    renewal="it should have been renewed long before; look at the log of the container acme",
+    renewal="it should have been renewed long before; `pierhead logs acme` says what is in the way",
 )
 _PLACEHOLDER_DAYS = 3650
 _PLACEHOLDERS = "pierhead placeholder"
@@ -113,7 +113,7 @@ class AcmeWatch:
         if self._is_placeholder or self._missing:
             words = (
                 f"no ACME server has given a certificate for {', '.join(self.domains)} yet. Until then {state}; "
-                f"`docker logs {container}` says how far the attempt is"
+                f"`pierhead logs acme` says how far the attempt is"
             )
             return (words,)
         return ()

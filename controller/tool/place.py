@@ -20,7 +20,7 @@ from .project import handover, stack_files
 from .project.engines import OF_NODES
 from .project.programs import Programs
 from .project.project import NoProject, Project, find
-from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
+from .project.stack import PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
 HERE = ("new", "init", "up", "build-images", "down", "completion", "schema", "simulate", "token", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "llm build")
@@ -114,8 +114,8 @@ def _in_project(
     reads_files = {**own, "COMPOSE_FILE": stack.files, "COMPOSE_PROJECT_NAME": stack.name}
     if program := stack.engine.program(*words):
         return Here(reads_files) if needs_none else There(program)
-    if command == "logs" and (len(words) == 1 or words[1] in OWN_SERVICES):
-        services = words[1:] or OWN_SERVICES[:3]
+    if command == "logs" and (len(words) == 1 or words[1] in stack.own_services):
+        services = words[1:] or stack.own_services[:3]
         return There(
             ("docker", "compose", "logs", "--tail", LOG_LINES, *services), {"COMPOSE_FILE": stack.files}, project.root
         )

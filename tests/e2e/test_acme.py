@@ -65,7 +65,7 @@ class AcmeStack(Stack):
 
     def serial(self, context: ssl.SSLContext) -> int:
         with contextlib.closing(self.connect(context)) as connection:
-            return x509.load_der_x509_certificate(connection.sock.getpeercert(binary_form=True)).serial_number
+            return x509.load_der_x509_certificate(connection.sock.getpeercert(binary_form=True) or b"").serial_number
 
 
 def trusting(root: str = "") -> ssl.SSLContext:

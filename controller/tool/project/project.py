@@ -120,6 +120,8 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     services = _services(written)
     refuse_outside(project, files, environment)
     reserved = RESERVED[engine_of(project, environment)]
+    if (setting("PIERHEAD_TLS", project.env_file(), environment) or "").lower() == "acme":
+        reserved = (*reserved, "acme")
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
             f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "

@@ -18,7 +18,7 @@ from .env_file import EnvFile, setting
 from .programs import Programs
 from .project import Project, engine_of
 
-OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana", "acme")
+OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
 _FILES_OF_THE_CLONE = {engine: f"compose/{engine.stack_file}" for engine in ProjectEngine}
 _TLS_OF_THE_CLONE = {"files": ":compose/tls.yaml", "acme": ":compose/tls.yaml:compose/acme.yaml"}
@@ -95,6 +95,11 @@ class ProjectStack:
     def tls(self) -> str:
         """Where HAProxy's certificates come from: files, acme, or what else is written."""
         return self.setting("PIERHEAD_TLS").lower()
+
+    @property
+    def own_services(self) -> tuple[str, ...]:
+        """Those whose logs Compose has."""
+        return (*OWN_SERVICES, "acme") if self.tls == "acme" else OWN_SERVICES
 
     @property
     def root(self) -> Path:

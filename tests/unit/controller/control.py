@@ -16,6 +16,7 @@ from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
+from controller.files.acme import AcmeWatch
 from controller.files.pem import PemWatch
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
@@ -156,6 +157,7 @@ class Control:
     """A controller has asked for its own end."""
     certificate_ends_at: float | None = None
     certificates: PemWatch | None = None
+    acme: AcmeWatch | None = None
     public_keys: PemWatch | None = None
     query: Query = no_prometheus
     controller: Controller = field(init=False)
@@ -297,6 +299,7 @@ class Control:
                         node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,
                         certificate_ends_at=self.certificate_ends_at,
                         certificates=self.certificates,
+                        acme=self.acme,
                         public_keys=self.public_keys,
                     ),
                     self.ask,

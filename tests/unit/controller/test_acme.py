@@ -69,7 +69,7 @@ def test_what_status_says_until_there_is_a_certificate(tmp_path: Path) -> None:
     (words,) = notices(tmp_path)
     assert words == (
         "no ACME server has given a certificate for shop.example, www.shop.example yet. Until then HAProxy has a "
-        "placeholder that no client trusts; `docker logs shop-acme-1` says how far the attempt is"
+        "placeholder that no client trusts; `pierhead logs acme` says how far the attempt is"
     )
     fails(tmp_path, "connection refused")
     (words,) = notices(tmp_path)
@@ -85,7 +85,7 @@ def test_what_status_says_until_there_is_a_certificate(tmp_path: Path) -> None:
     assert ": too many certificates. HAProxy keeps the certificate that it has; the next attempt" in words
     given(tmp_path, DOMAINS[0])
     (words,) = notices(tmp_path)
-    assert "HAProxy keeps the certificate that it has, which is not for www.shop.example; `docker" in words
+    assert "HAProxy keeps the certificate that it has, which is not for www.shop.example; `pierhead" in words
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,11 @@ async def test_the_status_names_what_is_wrong_and_an_event_what_changed(
     control = Control.of(tmp_path, service("web"))
     control.certificates = world.watch
     world.watch.look()
-    async with control.running(web=2):
+    async with control.running(web=2) as controller:
         (notice,) = control.view.notices
         assert "PIERHEAD_TLS_DIR" in notice
         assert control.said("certificates")
         write(root / "tls" / "a.pem", GOOD)
         await until(lambda: world.used and not control.view.notices, "the notice goes")
+        metric, registry = "pierhead_client_certificate_expiry_timestamp_seconds", controller.publisher.metrics.registry
+        assert registry.get_sample_value(metric, {"file": "a.pem"}) == int(NOW + 90 * DAY_S)

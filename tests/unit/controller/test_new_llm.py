@@ -167,6 +167,22 @@ def openais_server(host: str = "127.0.0.1") -> Iterator[int]:
         server.server_close()
 
 
+@pytest.mark.parametrize(
+    ("lines", "address"),
+    [
+        ("PIERHEAD_TLS=off", "http://127.0.0.1:8000"),
+        ("PIERHEAD_TLS=files\nPIERHEAD_HTTPS_PORT=9443", "https://127.0.0.1:9443"),
+        ("PIERHEAD_TLS=acme\nPIERHEAD_BIND=0.0.0.0", "https://127.0.0.1:8443"),
+    ],
+)
+def test_its_client_asks_over_https_where_the_stack_has_it(tmp_path: Path, lines: str, address: str) -> None:
+    chat = tmp_path / "chat"
+    new_llm(chat, "mock")
+    (chat / ".env").write_text(f"PIERHEAD_HTTP_PORT=8000\n{lines}\n")
+    found = commands.run([sys.executable, "-c", "import chat; print(chat.address())"], 60, chat, dict(os.environ))
+    assert (found.returncode, found.stdout) == (0, f"{address}\n"), found.stderr
+
+
 STARTED_STACK = """
 import types
 import pytest
