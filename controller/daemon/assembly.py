@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -165,7 +165,7 @@ def assemble(
         clock,
         wall,
         at.certificate_ends_at,
-        at.certificates.ends if at.certificates else dict,
+        partial(_client_certificates, at),
         partial(_notices_of_files, at, specs),
     )
     metrics = publisher.metrics
@@ -251,6 +251,12 @@ def assemble(
         clock=clock,
         wall=wall,
     )
+
+
+def _client_certificates(at: Boundaries) -> Mapping[str, float]:
+    """When HAProxy's certificates for clients end, by their files."""
+    found = at.certificates.ends() if at.certificates else {}
+    return at.acme.ends(found) if at.acme else found
 
 
 def _notices_of_files(at: Boundaries, specs: SpecWatch) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,11 +92,16 @@ class AcmeWatch:
     _failure: str = ""
     _next_at: int | None = None
     _missing: tuple[str, ...] = field(default=())
-    _is_placeholder: bool = False
+    _placeholder_of: float | None = None
+    """When the placeholder in force was made; None = there is a certificate."""
+
+    def ends(self, found: Mapping[str, float]) -> Mapping[str, float]:
+        """When the certificate ends, by its file. That of a placeholder, which no client trusts, has never begun."""
+        return found if self._placeholder_of is None else {FILE: self._placeholder_of}
 
     def notices(self) -> tuple[str, ...]:
         """What an operator has to do."""
-        if self._is_placeholder:
+        if self._placeholder_of is not None:
             state = "HAProxy has a placeholder that no client trusts"
         else:
             names = f", which is not for {', '.join(self._missing)}" if self._missing else ""
@@ -110,7 +115,7 @@ class AcmeWatch:
                 f"each name at port 80 of this machine. `docker kill --signal HUP {container}` tries at once"
             )
             return (words,)
-        if self._is_placeholder or self._missing:
+        if self._placeholder_of is not None or self._missing:
             words = (
                 f"no ACME server has given a certificate for {', '.join(self.domains)} yet. Until then {state}; "
                 f"`pierhead logs acme` says how far the attempt is"
@@ -122,7 +127,7 @@ class AcmeWatch:
         """Read the volume; "" or the sentence for an event."""
         before = self._failure
         self._failure, self._next_at = self._read_failure()
-        self._is_placeholder, self._missing = self._read_certificate()
+        self._placeholder_of, self._missing = self._read_certificate()
         if self._failure == before:
             return ""
         return self.notices()[0] if self._failure else "the ACME server has given the certificate"
@@ -145,8 +150,8 @@ class AcmeWatch:
         at = whole_number(next_at)
         return told(text).rstrip(". ") or "it did not say why", at if at and at < 2**32 else None
 
-    def _read_certificate(self) -> tuple[bool, tuple[str, ...]]:
-        """Whether it is a placeholder, and the domains that it does not have."""
+    def _read_certificate(self) -> tuple[float | None, tuple[str, ...]]:
+        """When it was made if it is a placeholder, and the domains that it does not have."""
         from cryptography import x509
 
         try:
@@ -155,9 +160,10 @@ class AcmeWatch:
             has = names.get_values_for_type(x509.DNSName)
             issuers = chain[0].issuer.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
         except Exception:  # of several kinds; the watch of the files says what is wrong
-            return False, ()
+            return None, ()
         missing = tuple(domain for domain in self.domains if domain not in has)
-        return [issuer.value for issuer in issuers] == [_PLACEHOLDERS], missing
+        is_placeholder = [issuer.value for issuer in issuers] == [_PLACEHOLDERS]
+        return chain[0].not_valid_before_utc.timestamp() if is_placeholder else None, missing
 
 
 def _write(path: Path, text: str) -> None:

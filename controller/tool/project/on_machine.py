@@ -59,6 +59,7 @@ class OnMachine:
         plain_up = ("--progress", "plain", "up", "--detach", "--no-build")
         replaced = not self._replaces_haproxy(compose) or self._replace_haproxy(compose, *plain_up)
         if replaced and compose.step("Starting the stack", *plain_up):
+            self._remove_acme()
             return
         machine.refuse_taken_ports(compose)  # by what was started at the same time
         missing = [name for name in sorted({*compose.read("config", "--images").lines}) if not self._has_image(name)]
@@ -136,6 +137,16 @@ class OnMachine:
 
     def _has_image(self, name: str) -> bool:
         return self.stack.programs.read("docker", "image", "inspect", name).status == 0
+
+    def _remove_acme(self) -> None:
+        """What is left of PIERHEAD_TLS=acme, by its image: a user's service may have its name."""
+        if self.stack.tls == "acme":
+            return
+        named = ("--filter", f"name=^{self.stack.name}-acme-1$", "--format", "{{.ID}} {{.Image}}")
+        for line in self.stack.programs.read("docker", "ps", "--all", *named).lines:
+            container, _, image = line.partition(" ")
+            if image.startswith("pierhead/acme:"):
+                self.stack.programs.read("docker", "rm", "--force", container)
 
     def _replaces_haproxy(self, compose: Compose) -> bool:
         """Two containers cannot publish one port, so Compose stops the old one first."""

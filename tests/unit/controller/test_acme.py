@@ -17,7 +17,7 @@ from controller.files import acme
 from controller.files.acme import ACME_CERTIFICATES, DIRECTORY, FILE, AcmeWatch, prepare
 from controller.files.pem import read_files
 from controller.model.reports import EventOutcome
-from tests.harness.certificates import made, write
+from tests.harness.certificates import DAY_S, made, write
 from tests.harness.waiting import until
 
 NOW = 1_800_000_000.0
@@ -71,6 +71,9 @@ def test_what_status_says_until_there_is_a_certificate(tmp_path: Path) -> None:
         "no ACME server has given a certificate for shop.example, www.shop.example yet. Until then HAProxy has a "
         "placeholder that no client trusts; `pierhead logs acme` says how far the attempt is"
     )
+    watch = AcmeWatch(tmp_path, DOMAINS, "shop", lambda: NOW)
+    watch.look()
+    assert watch.ends({FILE: NOW + 1}) == {FILE: NOW - DAY_S}, "its end says nothing: it is no certificate for clients"
     fails(tmp_path, "connection refused")
     (words,) = notices(tmp_path)
     assert words.startswith(
@@ -80,6 +83,8 @@ def test_what_status_says_until_there_is_a_certificate(tmp_path: Path) -> None:
     assert words.endswith("`docker kill --signal HUP shop-acme-1` tries at once")
     given(tmp_path, *DOMAINS)
     assert notices(tmp_path) == ()
+    watch.look()
+    assert watch.ends({FILE: NOW + 1}) == {FILE: NOW + 1}
     fails(tmp_path, "too many certificates")
     (words,) = notices(tmp_path)
     assert ": too many certificates. HAProxy keeps the certificate that it has; the next attempt" in words

@@ -364,6 +364,15 @@ def test_an_acme_server_comes_to_port_80(tmp_path: Path, closed: Mapping[str, st
     assert "warning: an ACME server asks at port 80 of each name, and HTTP listens at " in "\n".join(user.warnings)
 
 
+def test_what_is_left_of_acme_is_removed_and_a_service_of_that_name_is_not() -> None:
+    cases: list[tuple[Mapping[str, str], str, bool]]
+    cases = [({}, "pierhead/acme:0.1", True), ({}, "mine", False), (ACME, "pierhead/acme:0.1", False)]
+    for variables, image, is_removed in cases:
+        user = User({"-acme-1": f"1a2b {image}\n"}, variables=variables)
+        user.types_up()
+        assert bool(user.calls("rm --force 1a2b")) is is_removed, (variables, image)
+
+
 def test_the_authority_of_a_private_acme_server_must_be_readable_in_the_container(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     user = User(variables={**ACME, "PIERHEAD_ACME_CA": "ca.pem"}, root=tmp_path / "project")
