@@ -211,7 +211,7 @@ def _stack(view: View) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, documentation, value=value)
     yield _gauge(
         "pierhead_client_certificate_expiry_timestamp_seconds",
-        "When a certificate that HAProxy has for clients ends (unix time), in the past for a placeholder; none: no TLS.",
+        "When a certificate of HAProxy for clients ends (unix time), in the past for a placeholder; none without TLS.",
         "file",
         sorted(view.client_certificates.items()),
     )

@@ -7,7 +7,7 @@ umask 077
 
 place=/var/lib/acme
 certificate=$place/tls/acme.pem
-# shellcheck disable=SC2046  they are to be split
+# shellcheck disable=SC2046
 set -- $(echo "$PIERHEAD_ACME_DOMAINS" | tr , ' ')
 domains=$*
 server=$PIERHEAD_ACME_SERVER
@@ -45,6 +45,7 @@ pause() {
 # Whether HAProxy answers what a server asks, with this account.
 is_answered() {
   question='GET /.well-known/acme-challenge/ready HTTP/1.0\r\nhost: haproxy\r\n\r\n'
+  # shellcheck disable=SC2016
   [ -s "$place/thumbprint" ] && timeout 5 bash -c 'exec 3<>/dev/tcp/haproxy/8000 && printf "$1" >&3 && cat <&3' - "$question" 2>/dev/null |
     grep -qF "ready.$(cat "$place/thumbprint")"
 }
