@@ -22,7 +22,20 @@ from .project.programs import Programs
 from .project.project import NoProject, Project, find
 from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
-HERE = ("new", "init", "up", "build-images", "down", "completion", "schema", "simulate", "token", "--help", "-h")
+HERE = (
+    "new",
+    "init",
+    "up",
+    "upgrade",
+    "build-images",
+    "down",
+    "completion",
+    "schema",
+    "simulate",
+    "token",
+    "--help",
+    "-h",
+)
 WITHOUT_A_STACK = ("validate", "llm build")
 OF_THE_MACHINE = ("node init", "node join", "node token")
 LOG_LINES = "200"
