@@ -19,7 +19,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1200)]
 
 EARLIER = "96bcf6a0"
-"""Its replicas are reached at ports, its state has no version, its API keeps no backup: a later build differs by less."""
+"""Its replicas are reached at ports, its state has no version, its API has no backups: a later build differs by less."""
 REPLACED_WITHIN_S = 11
 """`up` says so of HAProxy, whose image has changed."""
 SERVICES = ("echo", "echo-child")
@@ -85,7 +85,8 @@ def test_a_stack_of_an_earlier_build_is_upgraded_under_load(clone: Clone) -> Non
     assert not seconds or max(seconds) - min(seconds) <= REPLACED_WITHIN_S
 
     rows = clone.services()
-    assert rows["echo"]["target"] == 3 and "set by scale" in rows["echo"]["message"], "its number is remembered"
+    assert (rows["echo"]["wanted"], rows["echo"]["ready"]) == (3, 3), "its number is remembered"
+    assert "set by scale" in rows["echo"]["message"]
     assert all(rows[name]["version"] != before[name] for name in SERVICES)
     versions = [row["version"] for row in clone.told("revisions", "echo")["revisions"]]
     assert before["echo"] in versions, "the way back is remembered"
