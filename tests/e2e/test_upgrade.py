@@ -19,7 +19,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1200)]
 
 EARLIER = "96bcf6a0"
-"""Its replicas are reached at ports, its state has no version, its API has no backups: a later build differs by less."""
+"""Its replicas are reached at ports, its state has no version, its API no backups: a later build differs by less."""
 REPLACED_WITHIN_S = 11
 """`up` says so of HAProxy, whose image has changed."""
 SERVICES = ("echo", "echo-child")
@@ -90,7 +90,8 @@ def test_a_stack_of_an_earlier_build_is_upgraded_under_load(clone: Clone) -> Non
     assert all(rows[name]["version"] != before[name] for name in SERVICES)
     versions = [row["version"] for row in clone.told("revisions", "echo")["revisions"]]
     assert before["echo"] in versions, "the way back is remembered"
-    assert any(event["kind"] == "scale" for event in clone.told("events")["events"]), "events are remembered"
+    events = request(f"http://127.0.0.1:{clone.ports[2]}/api/v1/events?limit=1000").json["events"]
+    assert any(event["kind"] == "scale" for event in events), "events are remembered"
 
     with Load([url], connections=4, limit_s=300.0, reuse=False, pause_s=0.1) as again:
         clone.typed("./pierhead", "upgrade", "state.json")

@@ -112,7 +112,7 @@ def up(watch: Watch = False, apps: Apps = "", gpu: Gpu = "") -> None:
 def upgrade(file: Kept) -> None:
     """Bring the running stack to this build of the tool: write a backup of its state, then `up`.
 
-    Without a backup nothing is changed. Clients are served meanwhile, and replicas are replaced one by one.
+    Without a backup nothing is changed. Clients are served in the meantime, and replicas are replaced one by one.
 
     Example: pierhead upgrade state.json
     """
