@@ -98,7 +98,11 @@ def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str,
 
     def block(service: Service) -> dict[str, Any]:
         written = {key: value for key, value in services[service.name]["x-serve"].items() if key != "autoscale"}
-        return {**written, "replicas": service.replicas, **({"auth": "key"} if subject.has_key else {})}
+        return {
+            **written,
+            "replicas": service.replicas,
+            **({"auth": "key"} if subject.has_key and service is chain.ingress else {}),
+        }
 
     return {
         "services": {
