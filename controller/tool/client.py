@@ -100,6 +100,11 @@ class ControllerClient:
             ) from error
 
     def _silent(self, error: Exception) -> Unreachable:
+        if isinstance(reason(error), PermissionError):
+            return Unreachable(
+                f"{self._url} lets in root, the owner of the project's directory and members of Docker's group; others "
+                "ask at the API's port (PIERHEAD_API_URL, and PIERHEAD_API_TOKEN for a token)"
+            )
         return Unreachable(
             f"the controller does not answer at {self._url} ({reason(error)}); start the "
             f"stack with `pierhead up`, or look at {LOG}"
