@@ -42,7 +42,8 @@ def up(*, watch: bool = False, apps: str = "", gpu: str = "") -> None:
 
 def upgrade(file: str) -> None:
     """Write a backup into a file, then `up`. Raises as `up`, and Told without a backup, with nothing changed."""
-    backup = (sys.executable, "-P", "-m", "controller.tool", "backup", file)  # -P: as in the clone's `pierhead`
+    tool = __package__.rpartition(".")[0]
+    backup = (sys.executable, "-P", "-m", tool, "backup", file)  # -P: as in the clone's `pierhead`
     if status := Programs().call(*backup, variables={}):
         raise Told(status)
     up()
