@@ -14,7 +14,7 @@ from ...errors import InvalidRequest
 from . import stack_files
 from .apps import chosen_files
 from .down import down as remove
-from .engines import NO_WATCH, ProjectEngine
+from .engines import NO_WATCH, ProjectEngine, own_program
 from .programs import Programs, Told
 from .project import FILES, Project, check, engine_of, find, own_files, refuse_outside, settle, validate
 from .stack import ProjectStack
@@ -42,9 +42,7 @@ def up(*, watch: bool = False, apps: str = "", gpu: str = "") -> None:
 
 def upgrade(file: str) -> None:
     """Write a backup into a file, then `up`. Raises as `up`, and Told without a backup, with nothing changed."""
-    tool = __package__.rpartition(".")[0]
-    backup = (sys.executable, "-P", "-m", tool, "backup", file)  # -P: as in the clone's `pierhead`
-    if status := Programs().call(*backup, variables={}):
+    if status := Programs().call(*own_program("controller.tool", "backup", file), variables={}):
         raise Told(status)
     up()
 
