@@ -18,7 +18,6 @@ from aiohttp import web
 from .daemon import log, one_machine
 from .daemon.assembly import Controller, World, assemble
 from .daemon.boundaries import Boundaries
-from .daemon.callers import Gatekeeper
 from .daemon.down import is_going_down, remove_replicas
 from .daemon.llm_replicas import operate
 from .desired.measurements import Prometheus
@@ -79,7 +78,7 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             controller = assemble(world, tasks.create_task)
-            async with _api(settings, controller, world.boundaries.gatekeeper), _discovery(settings, controller):
+            async with _api(settings, controller, world.boundaries), _discovery(settings, controller):
                 controller.start(tasks.create_task)
                 logger.info("controls project %s in %s", settings.project, settings.project_dir or "Swarm")
                 await _end_with(stop)
@@ -106,11 +105,13 @@ async def _end_with(stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _api(settings: Settings, controller: Controller, gatekeeper: Gatekeeper) -> AsyncIterator[None]:
-    application = controller.api(gatekeeper).application()
+async def _api(settings: Settings, controller: Controller, at: Boundaries) -> AsyncIterator[None]:
+    application = controller.api(at.gatekeeper).application()
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
+        if at.api_socket is not None:  # before the port, which says that the API answers
+            await web.SockSite(runner, at.api_socket).start()
         await web.TCPSite(runner, settings.api_host, settings.api_port).start()
         yield
     finally:

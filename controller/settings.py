@@ -19,6 +19,8 @@ TOKEN_ALGORITHMS = tuple(f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits
 """By which JSON Web Tokens may be signed: by private keys of an identity provider, never by a shared secret."""
 CLAIM = re.compile(r"[A-Za-z0-9][!#-&(-\[\]-~]{0,499}")
 """It is put into HAProxy's configuration: no spaces, quotes and backslashes."""
+API_SOCKETS = Path("/run/pierhead")
+"""Of the machine, where each stack has the Unix socket of its API; compose/compose.yaml mounts it."""
 HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
@@ -26,6 +28,11 @@ DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 MOST_DOMAINS = 100
 """In one certificate: what Let's Encrypt gives."""
+
+
+def api_socket(project: str, directory: Path = API_SOCKETS) -> Path:
+    """The Unix socket at which a stack's API answers users of the machine."""
+    return directory / f"{project}.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +103,12 @@ class Settings:
     """The controller's own image, in which the probe for GPUs runs (PIERHEAD_TAG is its tag)."""
     api_host: str = "0.0.0.0"
     api_port: int = 8100
+    api_sockets: Path = Path("/run/pierhead/api")
+    """Where this container has the machine's directory of sockets (PIERHEAD_API_SOCKETS)."""
     discovery_port: int = 8101
     api_tokens: tuple[ApiToken, ...] = ()
     """Of callers of the API: PIERHEAD_API_TOKEN, which allows everything, and those of PIERHEAD_API_TOKENS. With any,
-    each caller needs one; with none, callers are on this machine. On a Swarm there is always one."""
+    each caller at the port needs one; with none, callers are on this machine. On a Swarm there is always one."""
     api_hosts: frozenset[str] = frozenset()
     """Names, in lower case, by which the API may be asked in addition to those that nobody can register
     (PIERHEAD_API_HOSTS)."""
@@ -130,6 +139,11 @@ class Settings:
         """Whether clients come over TLS."""
         return bool(self.tls_dir is not None or self.acme_domains)
 
+    @property
+    def api_socket(self) -> Path:
+        """The Unix socket of the API, as this container sees it."""
+        return api_socket(self.project, self.api_sockets)
+
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Read the settings; raises SettingsError with every problem found, one a line."""
@@ -146,6 +160,7 @@ class Settings:
             controller_image=f"pierhead/controller:{env.get('PIERHEAD_TAG') or 'latest'}",
             api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
             api_port=reader.port("PIERHEAD_API_PORT", 8100),
+            api_sockets=Path(env.get("PIERHEAD_API_SOCKETS") or "/run/pierhead/api"),
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_tokens=reader.tokens(is_needed=on_swarm),
             api_hosts=reader.hosts("PIERHEAD_API_HOSTS"),

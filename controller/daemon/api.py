@@ -32,6 +32,7 @@ from ..status.records import answers, changes
 from ..status.records.document import as_json
 from ..status.records.services import Nodes, Services
 from ..storage.events import EventLog
+from .api_socket import user_of
 from .apply import Executor
 from .bodies import (
     AUTO,
@@ -145,8 +146,9 @@ class Api:
             return await handler(request)
         is_read = request.method in ("GET", "HEAD")
         role = ROLE_OF.get(request.match_info.handler.__name__, "read" if is_read else "admin")
-        admitted = self._gatekeeper.admit(request.remote, request.headers, role)
-        request[CALLER] = f"{admitted} at {request.remote}"
+        uid = user_of(request.transport)
+        admitted = self._gatekeeper.admit(request.remote, request.headers, role, uid)
+        request[CALLER] = f"{admitted} at {request.remote if uid is None else 'the socket'}"
         if not is_read:
             self._commands.backups.refuse_late_changes()
         response = await handler(request)

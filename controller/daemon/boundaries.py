@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ class Boundaries:
     clock: Callable[[], float]
     """It never jumps (controller/storage/clock.py)."""
     gatekeeper: Gatekeeper
+    api_socket: socket.socket | None = None
+    """At which the API answers users of this machine, too."""
     publish: Callable[[Path], bool] = lambda path: False
     """Shows others the socket of a replica (controller/engines/sockets.py)."""
     policy_dir: Path | None = None

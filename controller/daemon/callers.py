@@ -1,7 +1,8 @@
 """Which callers of the API get an answer.
 
 No web page can have the name that they call the API by. Where a token is set, each of them has one, whose role allows
-what is asked. Without any, they are on this machine.
+what is asked. Without any, they are on this machine, and have the role `deploy`. Who is let in at the Unix socket
+(api_socket.py), or asks from inside the controller's container, is an admin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from ..api_tokens import ApiToken, Role, owner_of
+from ..api_tokens import ROLES, ApiToken, Role, owner_of
 from ..errors import Forbidden, UnknownHost
 from ..model.text import one_line
 
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 ROUTES = Path("/proc/net/route")
 _HEADER = "`Authorization: Bearer <token>`"
 _HOW = f"send {_HEADER} with PIERHEAD_API_TOKEN, or with a token of PIERHEAD_API_TOKENS"
+_ROLE_AT_THE_PORT: Role = "deploy"
+"""Of this machine's users, without tokens."""
+_USERS = (
+    "on one machine the command `pierhead` needs none, typed by the owner of the project's directory or by a member of "
+    "Docker's group"
+)
 _HERE = f"the API answers the machine itself (published at 127.0.0.1). For others set PIERHEAD_API_TOKEN, and {_HOW}"
 _HOST = re.compile(r"(?P<name>[^\[\]:]+|\[(?P<address>[^\[\]]+)\])(:[0-9]*)?")
 _NO_STRANGERS = re.compile(r"[^.]+|.+\.localhost|.+\.internal")
@@ -84,18 +91,27 @@ class Gatekeeper:
             "for an address, or for localhost, or add the name to PIERHEAD_API_HOSTS in .env and repeat `pierhead up`"
         )
 
-    def admit(self, peer: str | None, headers: Mapping[str, str], role: Role) -> str:
-        """The caller's name. Raises Forbidden for one that may not do what needs this role."""
+    def admit(self, peer: str | None, headers: Mapping[str, str], role: Role, uid: int | None = None) -> str:
+        """The caller's name. Raises Forbidden for one that may not do what needs this role.
+
+        `uid`: of a user of this machine whom the Unix socket has let in.
+        """
         offered = headers.get("Authorization")
         if offered is not None:
             return self._admit_token(offered, role)
+        if uid is not None:
+            return f"uid {uid}"
         if self._tokens:
-            raise Forbidden(f"the API answers with a token only: {_HOW}")
+            raise Forbidden(f"the API answers with a token only: {_HOW}; {_USERS}")
         if "Origin" in headers:
             # A browser on this machine sends requests for any web page; this header names the page.
             raise Forbidden(f"web pages may not ask without a token: {_HERE}")
-        if not self._is_this_machine(peer):
+        address = _address_of(peer or "")
+        is_inside = address is not None and address.is_loopback  # the host comes from a gateway
+        if not is_inside and (address is None or str(address) not in self._gateways()):
             raise Forbidden(f"{peer or 'an unknown address'} may not ask without a token: {_HERE}")
+        if not is_inside and ROLES.index(role) > ROLES.index(_ROLE_AT_THE_PORT):
+            raise Forbidden(f"this needs the role {role}: set PIERHEAD_API_TOKEN in .env, and {_HOW}; {_USERS}")
         return "this machine"
 
     def _admit_token(self, offered: str, role: Role) -> str:
@@ -112,15 +128,10 @@ class Gatekeeper:
             )
         return token.name
 
-    def _is_this_machine(self, peer: str | None) -> bool:
-        address = _address_of(peer or "")
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            address = address.ipv4_mapped
-        return address is not None and (address.is_loopback or str(address) in self._gateways())
-
 
 def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
+    return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address

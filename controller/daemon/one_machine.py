@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-from ..engines.docker import DockerEngine
+from ..engines.docker import SOCKET, DockerEngine
 from ..engines.gpu_discovery import GpuSources
 from ..engines.sockets import SocketDirectory
 from ..files import acme
@@ -24,6 +24,7 @@ from ..storage.clock import SteadyClock
 from ..storage.file import StateFile
 from ..storage.lock import state_lock
 from ..storage.store import StateStore
+from .api_socket import socket_of_users
 from .boundaries import Boundaries, connected
 from .callers import Gatekeeper
 
@@ -32,7 +33,10 @@ from .callers import Gatekeeper
 async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[Boundaries | None]:
     """Have the project alone; None if `stop` is set before. Raises AnotherController, StoreError, EngineSocketGone."""
     async with state_lock(settings.state_dir, settings.project):
-        with contextlib.closing(StateStore(StateFile(settings.state_dir))) as store:
+        with (
+            contextlib.closing(StateStore(StateFile(settings.state_dir))) as store,
+            socket_of_users(settings.api_socket, settings.project_dir, SOCKET) as api_socket,
+        ):
             client = await connected(stop)
             if client is None:
                 yield None
@@ -57,6 +61,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     store=store,
                     clock=SteadyClock(store.latest_at),
                     gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
+                    api_socket=api_socket,
                     publish=sockets.publish,
                     policy_dir=settings.project_dir,
                     certificates=await _certificates(settings, router),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, StoreError
@@ -81,6 +81,8 @@ class _Look:
     targets: Mapping[str, int]
     refusals: tuple[Refusal, ...]
     callees: Mapping[str, frozenset[str]]
+    order: Mapping[str, frozenset[str]]
+    """By service, those that change before it."""
     now: float
     pending: tuple[PendingReplica, ...]
     counts: Mapping[str, Mapping[str, Count]]
@@ -133,7 +135,8 @@ class Deployer:
         """
         callees = self._callees(spec, observed)
         counts = {name: _counts(service, observed, now) for name, service in spec.services.items()}
-        look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending), counts)
+        order = order_of(spec.services, callees, observed.containers)
+        look = _Look(spec, observed, targets, tuple(refusals), callees, order, now, tuple(pending), counts)
         self._offered = {name: look.offered(name) for name in spec.services}
         self._absent = frozenset(name for name in spec.services if not look.counts[name])
         wanted = {name for name in spec.services if targets.get(name)}
@@ -223,26 +226,28 @@ class Deployer:
     def _waits_for(self, name: str, state: ServiceRollout, look: _Look) -> str:
         """Why a rollout of this service may not begin yet, in words; "" when it may."""
         begun_at = state.rollout.begun_at if state.rollout else None
-        for callee in goes_before(name, look.callees):
-            if self._changes_with(name, callee, look.spec):
+        for first in goes_before(name, look.order):
+            is_callee = first in all_callees(name, look.callees)
+            if is_callee and self._changes_with(name, first, look.spec):
                 continue
-            theirs, offered = self.state(callee), self._offered.get(callee)
+            theirs, offered = self.state(first), self._offered.get(first)
+            who = f"{first}, which it calls" if is_callee else f"{first}, which calls it at its port"
             if theirs.rollout is not None:
-                return f"{callee}, which it calls, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
+                return f"{who}, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
             rejected = theirs.rejection_of(offered)
             if rejected is not None:
                 if begun_at is not None and rejected.at > begun_at:
                     return (
-                        f"the new version of {callee}, which it calls, was rolled back; it waits for the next "
-                        f"version of {callee}, or for `pierhead deploy {name}`"
+                        f"the new version of {who}, was rolled back; it waits for the next version of {first}, or for "
+                        f"`pierhead deploy {name}`"
                     )
             elif (
                 theirs.stable is not None
                 and offered not in (None, theirs.stable)
                 and not self._is_manual
-                and callee not in self._absent  # a callee without replicas takes the new version at once
+                and first not in self._absent  # without replicas it takes the new version at once
             ):
-                return f"{callee}, which it calls, goes first: {offered}"
+                return f"{who}, goes first: {offered}"
         return ""
 
     def _changes_with(self, name: str, callee: str, spec: Spec) -> bool:
@@ -549,7 +554,26 @@ def _failures(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Order of rollouts: a callee changes before its callers.
+# Order of rollouts: a callee changes before its callers, if they can reach what it becomes.
+
+
+def order_of(
+    services: Mapping[str, ServiceSpec],
+    callees: Mapping[str, frozenset[str]],
+    containers: Collection[ReplicaContainer],
+) -> Mapping[str, frozenset[str]]:
+    """By service, those that change before it: its callees, and the callers of one that moves from ports to sockets.
+
+    A replica that was made without sockets reaches the others at their ports alone.
+    """
+    with_ports = {one.service for one in containers if not one.has_socket}
+    order: dict[str, set[str]] = {name: set() for name in callees}
+    for caller, called in callees.items():
+        for callee in called:
+            closes_ports = callee in with_ports and callee in services and services[callee].has_socket
+            first, then = (caller, callee) if closes_ports and caller in with_ports else (callee, caller)
+            order.setdefault(then, set()).add(first)
+    return {name: frozenset(firsts) for name, firsts in order.items()}
 
 
 def calls_of(

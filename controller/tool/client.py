@@ -15,7 +15,7 @@ from typing import Any
 from ..build import BUILD_HEADER, current_build
 from . import output as out
 from .errors import BadInput, CommandError, NotYet, Unreachable
-from .project.direct import is_address, opened, reason
+from .project.direct import as_http, is_address, opened, reason
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
@@ -34,7 +34,7 @@ _BAD_INPUT = (400, 403, 404, 405, 413, 421)
 
 
 class ControllerClient:
-    """`url` without a path; `token` for an API on another machine.
+    """`url`: http://host:port, or a Unix socket, unix:///path. `token`: for an API that asks for one.
 
     `patience_s`: how long a request that cannot be sent is tried again. The controller that acts may just have been
     lost, and another one takes its place. `own_stack`: see `stale_words`.
@@ -100,6 +100,11 @@ class ControllerClient:
             ) from error
 
     def _silent(self, error: Exception) -> Unreachable:
+        if isinstance(reason(error), PermissionError):
+            return Unreachable(
+                f"{self._url} lets in root, the owner of the project's directory and members of Docker's group; others "
+                "ask at the API's port (PIERHEAD_API_URL, and PIERHEAD_API_TOKEN for a token)"
+            )
         return Unreachable(
             f"the controller does not answer at {self._url} ({reason(error)}); start the "
             f"stack with `pierhead up`, or look at {LOG}"
@@ -113,7 +118,7 @@ class ControllerClient:
         if self._token:
             _check_token(self._token)
             headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
+        request = urllib.request.Request(as_http(self._url) + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
             with self._opened(request, timeout_s) as response:
                 self._warn_of_stale_code(response.headers.get(BUILD_HEADER))

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 GROUPS: Final = {
-    "A project": ("new", "init", "up", "down", "backup", "restore"),
+    "A project": ("new", "init", "up", "down", "upgrade", "backup", "restore"),
     "An application's code": ("dev", "build", "serve", "proto", "contract", "import-ray"),
     "What runs": ("status", "why", "top", "logs", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan"),
     "Changes": (

@@ -1,7 +1,8 @@
 """Where a command runs. This is the only place that decides it.
 
-- here, in this process: most commands. They ask the controller's API: at PIERHEAD_API_URL, else at the port that the
-  project's controller has on this machine. Commands that need no stack ask nobody.
+- here, in this process: most commands. They ask the controller's API: at PIERHEAD_API_URL, else at the Unix socket that
+  the project's controller has on this machine, if it lets this user in, else at its port. Commands that need no stack
+  ask nobody.
 - in the project's own Python: what imports the user's modules
 - `docker compose logs`: the logs of the stack's own services
 - the program of another engine (project/engines.py): its nodes, and every command about a stack there
@@ -22,7 +23,20 @@ from .project.programs import Programs
 from .project.project import NoProject, Project, find
 from .project.stack import PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
-HERE = ("new", "init", "up", "build-images", "down", "completion", "schema", "simulate", "token", "--help", "-h")
+HERE = (
+    "new",
+    "init",
+    "up",
+    "upgrade",
+    "build-images",
+    "down",
+    "completion",
+    "schema",
+    "simulate",
+    "token",
+    "--help",
+    "-h",
+)
 WITHOUT_A_STACK = ("validate", "llm build")
 OF_THE_MACHINE = ("node init", "node join", "node token")
 LOG_LINES = "200"
@@ -147,9 +161,11 @@ def _addresses(
     stack: ProjectStack, controller: ControllerContainer | None, *, asks: bool, command: str
 ) -> Mapping[str, str]:
     """Where the API and Prometheus are. Raises NoStack where no controller is to be seen."""
-    api = controller.api if controller else ""
+    is_down = controller is None and stack.engine_answers()
+    lets_in = not is_down and stack.programs.listens(stack.api_socket)
+    api = stack.api_socket if lets_in else controller.api if controller else ""
     if not api and not asks and is_known(command):
-        if stack.engine_answers():
+        if controller is not None or is_down:
             raise NoStack(
                 f'the controller of the stack "{stack.name}" is not running. Start it with: {stack.typed("up")}'
                 if controller is None
@@ -163,7 +179,7 @@ def _addresses(
                 f"Start it with: {stack.typed('up')}"
             )
     prometheus = stack.setting("PIERHEAD_PROMETHEUS_PORT", str(PROMETHEUS_PORT))
-    token = stack.setting("PIERHEAD_API_TOKEN")
+    token = "" if lets_in else stack.setting("PIERHEAD_API_TOKEN")
     return {
         **({"PIERHEAD_API_TOKEN": token} if token else {}),
         "PIERHEAD_API_URL": api or _NOWHERE,

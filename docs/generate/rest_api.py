@@ -14,7 +14,8 @@ from docs.generate.markdown import cell, escape
 ABOUT = """\
 # REST API
 
-The controller serves it at `http://127.0.0.1:8100`; the command `pierhead` uses nothing else. The same as an [OpenAPI
+The controller serves it at `http://127.0.0.1:8100` and at the Unix socket `/run/pierhead/<stack>.sock`; the command
+`pierhead` uses nothing else. The same as an [OpenAPI
 document](openapi.json): `GET /api/v1/openapi.json`.
 
 """

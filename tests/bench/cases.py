@@ -71,6 +71,9 @@ class Subject:
     """Words of .env, where it is a stack in containers."""
     replicas: int = 0
     """Of each service; 0: as many as the chain has."""
+    has_key: bool = False
+    """Whether clients come with a key that has a limit."""
+    has_tls: bool = False
 
 
 OURS: Final = Subject("ours", "Pierhead", "ours")
@@ -82,6 +85,8 @@ PROCESSES: Final = Subject("ours:processes", "bare processes behind the peer's H
 ALL_LINES: Final = Subject("ours:all-lines", "a line of every request", "ours", stack=(("PIERHEAD_ACCESS_LOG", "all"),))
 VARIANTS: Final = (
     ALL_LINES,
+    Subject("ours:key", "a key with a limit", "ours", has_key=True),
+    Subject("ours:tls-key", "TLS, a key with a limit", "ours", has_key=True, has_tls=True),
     Subject("ours:tcp", "ports in place of sockets", "ours", stack=(("PIERHEAD_LISTEN", "tcp"),)),
     PROCESSES,
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),
@@ -157,7 +162,7 @@ def _visits(options: Options, number: int, chain: str) -> Iterator[Visit]:
         limits = BARE if chain == "echo" else MODEL
         yield _visit(number, limits, chain, [_limit_steps(options, app) for app in apps])
     if "ablation" in options.parts:
-        for variant in VARIANTS if options.mode == "containers" else VARIANTS[3:]:
+        for variant in VARIANTS if options.mode == "containers" else VARIANTS[-1:]:
             yield _visit(number, variant, chain, [_variant_steps(options, app, variant) for app in apps])
     if "triton" in options.parts and chain == "dlrm":
         yield _visit(number, TRITON, chain, [_closed(options, app, app.main_level) for app in apps])

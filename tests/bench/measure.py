@@ -137,7 +137,11 @@ def _loads(
     url = running.ways.get(step.load, running.url) + APPS[step.app].path
     if step.load in WAYS:
         there = elsewhere.COMMAND if step.load == "remote" else ()
-        return lambda: tools.wrk(url, step.level, warm, there), lambda: tools.wrk(url, step.level, seconds, there)
+
+        def wrk(seconds: float) -> Outcome:
+            return tools.wrk(url, step.level, seconds, there, running.headers)
+
+        return lambda: wrk(warm), lambda: wrk(seconds)
     if step.load == "first":
         return _nothing, lambda: tools.closed_loop(tools.OWN_PYTHON, url, step.level, seconds, warm)
     return _nothing, lambda: tools.open_loop(tools.OWN_PYTHON, url, rate, seconds, warm)

@@ -190,12 +190,13 @@ def test_it_is_scaled_from_a_directory_below(shop: User) -> None:
     assert "controls project ownshoptest" in shop.does("pierhead", "logs", "controller")
 
 
-def test_plain_compose_and_another_up_change_nothing(shop: User) -> None:
+def test_plain_compose_and_an_upgrade_to_the_same_build_change_nothing(shop: User) -> None:
     before = shop.containers()
     shop.does("docker", "compose", "up", "--detach")
     assert shop.containers() == before
-    shop.does("pierhead", "up")
+    shop.does("pierhead", "upgrade", "state.json")
     assert shop.containers() == before
+    assert json.loads((shop.directory / "state.json").read_text())["project"] == "ownshoptest"
 
 
 def test_it_is_served_without_docker_by_the_tools_own_python(shop: User) -> None:

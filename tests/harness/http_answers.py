@@ -6,14 +6,26 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 from types import MappingProxyType
 
 
+class _AtSocket(ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
 @contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None], port: int = 0) -> Iterator[str]:
-    """The address of a server that has every request answered by `answer`, in a thread of its own."""
+def serving(answer: Callable[[BaseHTTPRequestHandler], None], port: int = 0, at: Path | None = None) -> Iterator[str]:
+    """The address of a server that has every request answered by `answer`, in a thread of its own.
+
+    `at`: a Unix socket in the place of a port.
+    """
 
     class Handler(BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return str(self.client_address)  # of a Unix socket it is ""
+
         def do_GET(self) -> None:
             answer(self)
 
@@ -22,12 +34,12 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None], port: int = 0) -> 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = _AtSocket(str(at), Handler) if at else ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"unix://{at}" if isinstance(server, _AtSocket) else f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

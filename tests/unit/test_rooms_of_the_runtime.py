@@ -45,6 +45,7 @@ FOR_USERS = {
 """The root's top floor: it imports every room, and no room imports it."""
 
 FOR_EVERY_ROOM = {
+    "pierhead.admin_token",
     "pierhead.compose_names",
     "pierhead.deadlines",
     "pierhead.dotenv",

@@ -1,5 +1,5 @@
-"""Commands about a project's directory: new, init, up, down, and those that its own Python runs. They are for the
-machine; the controller's image has no files for them.
+"""Commands about a project's directory: new, init, up, upgrade, down, and those that its own Python runs. They are for
+the machine; the controller's image has no files for them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ OnGpu = Annotated[bool, typer.Option("--gpu", help="with --llm: a model for one 
 Volumes = Annotated[bool, typer.Option("--volumes", help="remove its volumes too")]
 Force = Annotated[bool, typer.Option("--force", help="also the stack of another directory that has its name")]
 Images = Annotated[bool, typer.Option("--images", help="remove the images that were built only for this project")]
+Kept = Annotated[str, typer.Argument(metavar="FILE", help="where the backup goes; it must not exist")]
 Watch = Annotated[bool, typer.Option("--watch", help="keep running and follow each save, until Ctrl-C")]
 Apps = Annotated[str, typer.Option("--apps", hidden=True, help="apps of Pierhead's own repository")]
 Gpu = Annotated[str, typer.Option("--gpu", hidden=True, help="1: with the files that give GPUs to these apps")]
@@ -43,7 +44,7 @@ HANDED_OVER = {
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (new, init, up, down):
+    for command in (new, init, up, upgrade, down):
         app.command()(command)
     app.command("build-images", hidden=True)(build_images)
     for name, words in HANDED_OVER.items():
@@ -106,6 +107,19 @@ def up(watch: Watch = False, apps: Apps = "", gpu: Gpu = "") -> None:
         from ..project import commands
 
         commands.up(watch=watch, apps=apps, gpu=gpu)
+
+
+def upgrade(file: Kept) -> None:
+    """Bring the running stack to this build of the tool: write a backup of its state, then `up`.
+
+    Without a backup nothing is changed. Clients are served in the meantime, and replicas are replaced one by one.
+
+    Example: pierhead upgrade state.json
+    """
+    with _told():
+        from ..project import commands
+
+        commands.upgrade(file)
 
 
 def build_images(apps: Apps = "", gpu: Gpu = "") -> None:

@@ -1,4 +1,4 @@
-"""`up`, `down`, `init` and `build-images`: what each does with the project that it is typed in."""
+"""`up`, `upgrade`, `down`, `init` and `build-images`: what each does with the project that it is typed in."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...errors import InvalidRequest
 from . import stack_files
 from .apps import chosen_files
 from .down import down as remove
-from .engines import NO_WATCH, ProjectEngine
-from .programs import Programs
+from .engines import NO_WATCH, ProjectEngine, own_program
+from .programs import Programs, Told
 from .project import FILES, Project, check, engine_of, find, own_files, refuse_outside, settle, validate
 from .stack import ProjectStack
 from .steps import say
@@ -38,6 +38,13 @@ def up(*, watch: bool = False, apps: str = "", gpu: str = "") -> None:
     _bring_up(project, variables)
     if watch:
         _watch(project, variables, since)
+
+
+def upgrade(file: str) -> None:
+    """Write a backup into a file, then `up`. Raises as `up`, and Told without a backup, with nothing changed."""
+    if status := Programs().call(*own_program("controller.tool", "backup", file), variables={}):
+        raise Told(status)
+    up()
 
 
 def _bring_up(project: Project, variables: Mapping[str, str]) -> None:

@@ -1,4 +1,7 @@
-"""HTTP without a proxy: what a command asks is in the stack, or on this machine."""
+"""HTTP without a proxy: what a command asks is in the stack, or on this machine.
+
+unix:///run/name.sock is the URL of a Unix socket.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,36 @@ CONNECT_S = 2.0
 """For each address of a name: the next one may be that of the controller that acts."""
 
 
+UNIX = "unix://"
+
+
 class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         answer_s, self.timeout = self.timeout, CONNECT_S
-        super().connect()
+        if self.host.startswith("/"):
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(CONNECT_S)
+            self.sock.connect(self.host)
+        else:
+            super().connect()
         self.sock.settimeout(answer_s)
 
 
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        if req.host.startswith("/"):
+            req.add_unredirected_header("Host", "localhost")
         return self.do_open(_Connection, req)
 
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
+
+
+def as_http(url: str) -> str:
+    """The URL as urllib takes it: of a Unix socket, with its path as the host."""
+    if not url.startswith(UNIX):
+        return url
+    return f"http://{urllib.parse.quote(url.removeprefix(UNIX), safe='')}"
 
 
 def opened(request: str | urllib.request.Request, timeout_s: float) -> Any:
@@ -62,6 +82,17 @@ def connects(host: str, port: int) -> bool:
     return True
 
 
+def lets_in(path: str) -> bool:
+    """Whether something listens at a Unix socket, and this user may connect to it."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(CONNECT_S)
+        try:
+            asking.connect(path)
+        except OSError:
+            return False
+    return True
+
+
 def reason(error: Exception) -> object:
     """What an error of `opened` says."""
     return getattr(error, "reason", None) or error
@@ -71,7 +102,8 @@ def is_address(url: str) -> bool:
     """Whether a URL is a valid HTTP address."""
     try:
         parts = urllib.parse.urlsplit(url)
-        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        at_host = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        named = at_host or (parts.scheme == "unix" and not parts.netloc and bool(parts.path))
     except ValueError:  # an incomplete IPv6 address, or a port that is not a number
         return False
     return named and url.isprintable() and " " not in url

@@ -24,19 +24,20 @@ class ProjectEngine(StrEnum):
         return "stack.yaml" if self is ProjectEngine.DOCKER else "swarm.yaml"
 
     def program(self, *words: str) -> tuple[str, ...]:
-        """The command line of the program that knows this engine; () where the tool itself does.
-
-        -P: what is in the directory that it is typed in must not be taken for modules.
-        """
-        if self is ProjectEngine.DOCKER:
-            return ()
-        return (sys.executable, "-P", "-c", _SWARMS_PROGRAM, *words)
+        """The command line of the program that knows this engine; () where the tool itself does."""
+        return () if self is ProjectEngine.DOCKER else own_program("controller.swarm.tool", *words)
 
 
-_SWARMS_PROGRAM = (
-    f"import runpy, sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); "
-    "runpy.run_module('controller.swarm.tool', run_name='__main__')"
-)
+def own_program(module: str, *words: str) -> tuple[str, ...]:
+    """The command line of a module of this installation.
+
+    -P: what is in the directory that it is typed in must not be taken for modules.
+    """
+    root = str(Path(__file__).resolve().parents[3])
+    code = f"import runpy, sys; sys.path.insert(0, {root!r}); runpy.run_module({module!r}, run_name='__main__')"
+    return (sys.executable, "-P", "-c", code, *words)
+
+
 OF_NODES = ProjectEngine.SWARM
 """Its program makes machines nodes, in a project or in none."""
 NO_WATCH = "--watch is for one machine: on a Swarm, images go through a registry. Nothing was changed."

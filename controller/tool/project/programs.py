@@ -108,8 +108,10 @@ class Programs:
         os.execvpe(words[0], words, {**os.environ, **variables})  # noqa: S606 - no shell is needed
 
     def listens(self, address: str) -> bool:
-        """Whether something listens at an address, http://host:port."""
+        """Whether this user can connect to an address, http://host:port or unix:///path."""
         parts = urllib.parse.urlsplit(address)
+        if parts.scheme == "unix":
+            return direct.lets_in(parts.path)
         return direct.connects(parts.hostname or "", parts.port or 80)
 
     def has_address(self, host: str) -> bool:

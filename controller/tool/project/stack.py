@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ControllerError
+from ...settings import api_socket
 from . import stack_files
 from .engines import ProjectEngine
 from .env_file import EnvFile, setting
@@ -74,6 +75,11 @@ class ProjectStack:
     def name(self) -> str:
         """The Compose project's."""
         return self.setting("COMPOSE_PROJECT_NAME", "pierhead")
+
+    @property
+    def api_socket(self) -> str:
+        """Where its API lets in users of this machine, as a URL."""
+        return f"unix://{api_socket(self.name)}"
 
     @property
     def profiles(self) -> str:

@@ -14,6 +14,7 @@ from tests.bench.processes import ROOT, BenchError
 
 LUA = Path(__file__).with_name("wrk.lua")
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
+NO_HEADERS: Mapping[str, str] = {}
 SLACK_S = 60.0
 """A generator that takes this much longer than its load is killed."""
 
@@ -34,14 +35,17 @@ class Outcome:
     """Mean size of an answer, headers included where wrk counts."""
 
 
-def wrk(url: str, connections: int, seconds: float, there: Sequence[str] = ()) -> Outcome:
+def wrk(
+    url: str, connections: int, seconds: float, there: Sequence[str] = (), headers: Mapping[str, str] = NO_HEADERS
+) -> Outcome:
     """Closed loop. Latencies are wrk's own: it fills in for answers that took more than twice the mean interval.
 
     `there`: a command that runs it in another place.
     """
     users = ["--", "users"] if "{user_id}" in url else []
     whole = max(1, round(seconds))  # wrk takes no fractions
-    command = [*there, "wrk", "-t1", f"-c{connections}", f"-d{whole}s", "--timeout", "30s", "-s", str(LUA), url, *users]
+    command = [*there, "wrk", "-t1", f"-c{connections}", f"-d{whole}s", "--timeout", "30s", "-s", str(LUA)]
+    command += [f"-H{name}: {value}" for name, value in headers.items()] + [url, *users]
     said = _json_line(_run(command, seconds))
     errors = {name: count for name, count in said["errors"].items() if count}
     return Outcome(

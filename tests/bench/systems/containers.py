@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,9 +18,10 @@ import yaml
 from docker.models.containers import Container
 
 from tests.bench.cases import TRITON, Subject
-from tests.bench.processes import ROOT, BenchError, Member, get, members_of
+from tests.bench.processes import ROOT, BenchError, Member, free_ports, get, members_of
 from tests.bench.systems.ours import ALONE, Chain, Service, chain_of
 from tests.bench.systems.running import Running, Workplace, own_role
+from tests.harness import certificates
 from tests.harness.stack import Stack, address_of
 from tests.harness.waiting import eventually
 
@@ -49,15 +53,20 @@ def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator
     if work.device == "cuda" and name == "dlrm":
         files.append(f"compose/gpu-{app}.yaml")
     words = {"PIERHEAD_BIND": "0.0.0.0", **dict(subject.stack)}
+    if subject.has_tls:
+        words |= _with_tls(file.parent)
+        files.append("compose/tls.yaml")
     stack = Stack(PROJECT, files, words)
+    at = f"https://127.0.0.1:{words['PIERHEAD_HTTPS_PORT']}" if subject.has_tls else stack.url("")
     try:
         with _as_bench_errors():
             stack.down()  # of a run that was killed
             stack.up()
             stack.wait_settled(START_S, **{each.name: each.replicas for each in (chain.ingress, chain.child)})
-            eventually(lambda: get(stack.url(path))[0] == 200, f"{subject.key} answers {path}", START_S)
+            headers = _with_key(stack) if subject.has_key else {}
+            eventually(lambda: get(f"{at}{path}", headers=headers)[0] == 200, f"{subject.key} answers {path}", START_S)
             found = _running(work, stack, chain)
-        yield found
+        yield replace(found, url=at, headers=headers)
     finally:
         with _as_bench_errors():
             stack.down()
@@ -89,7 +98,11 @@ def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str,
 
     def block(service: Service) -> dict[str, Any]:
         written = {key: value for key, value in services[service.name]["x-serve"].items() if key != "autoscale"}
-        return {**written, "replicas": service.replicas}
+        return {
+            **written,
+            "replicas": service.replicas,
+            **({"auth": "key"} if subject.has_key and service is chain.ingress else {}),
+        }
 
     return {
         "services": {
@@ -97,6 +110,20 @@ def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str,
             for service in (chain.ingress, chain.child)
         }
     }
+
+
+def _with_tls(directory: Path) -> dict[str, str]:
+    """Words of .env for HTTPS with a certificate of its own."""
+    certificates.write(directory / "tls" / "bench.pem", *certificates.made("localhost", now=time.time()))
+    port = str(free_ports(1)[0])
+    return {"PIERHEAD_TLS": "files", "PIERHEAD_TLS_DIR": str(directory / "tls"), "PIERHEAD_HTTPS_PORT": port}
+
+
+def _with_key(stack: Stack) -> dict[str, str]:
+    """The header of a client, with a limit that it does not reach."""
+    done = stack.pierhead("keys", "create", "bench", "--per-minute", "100000000")
+    assert done.returncode == 0, done.stderr
+    return {"x-api-key": done.stdout.strip()}
 
 
 def _running(work: Workplace, stack: Stack, chain: Chain) -> Running:

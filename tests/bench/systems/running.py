@@ -47,6 +47,8 @@ class Running:
     classify: Callable[[str, psutil.Process], str] = own_role
     ways: Mapping[str, str] = field(default_factory=dict)
     """Other addresses than `url`, by the key of cases.WAYS."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What its clients send."""
     way_in: str = ""
     """How requests reach HAProxy, where it is not simply a process of this host."""
     extra: Callable[[], Sequence[Member]] = field(default=tuple)

@@ -40,7 +40,9 @@ def test_eight_replicas_are_measured_once_and_bare_processes_have_no_variants_of
         mode: {visit.subject.key for visit in visits("ONLY=ablation", f"MODE={mode}")}
         for mode in ("containers", "processes")
     }
-    assert variants["containers"] - variants["processes"] == {"ours:processes", "ours:all-lines", "ours:tcp"}
+    assert variants["containers"] - variants["processes"] == {
+        *("ours:processes", "ours:all-lines", "ours:tcp", "ours:key", "ours:tls-key")
+    }
 
 
 def test_triton_is_measured_where_it_is_named_with_the_ranker() -> None:

@@ -15,7 +15,11 @@ eth0	00000000	010012AC	0003	0	0	0	00000000	0	0	0
 eth0	000012AC	00000000	0001	0	0	0	0000FFFF	0	0	0
 eth1	000013AC	020013AC	0003	0	0	0	0000FFFF	0	0	0
 """
-THIS_MACHINE = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "172.18.0.1", "::ffff:172.18.0.1"]
+INSIDE = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+"""From the controller's own container."""
+AT_THE_PORT = ["172.18.0.1", "::ffff:172.18.0.1"]
+"""From this machine."""
+THIS_MACHINE = [*INSIDE, *AT_THE_PORT]
 TOKENS = read_tokens("secret", f"ci:deploy:{digest_of('d')}, grafana:read:{digest_of('r')} ops:scale:{digest_of('s')}")
 PAGE = {"Origin": "http://evil.example"}
 
@@ -33,9 +37,24 @@ def keeper(tokens: tuple[ApiToken, ...] = ()) -> Gatekeeper:
     return Gatekeeper(tokens, lambda: frozenset({"172.18.0.1"}))
 
 
-@pytest.mark.parametrize("peer", THIS_MACHINE)
-def test_without_tokens_this_machine_may_everything(peer: str) -> None:
+@pytest.mark.parametrize("peer", INSIDE)
+def test_without_tokens_the_controllers_own_container_may_everything(peer: str) -> None:
     assert keeper().admit(peer, {}, "admin") == "this machine"
+
+
+@pytest.mark.parametrize("peer", AT_THE_PORT)
+def test_without_tokens_this_machine_may_deploy_and_is_told_what_an_admin_needs(peer: str) -> None:
+    for role in ROLES[:-1]:
+        assert keeper().admit(peer, {}, role) == "this machine"
+    with pytest.raises(Forbidden, match=r"this needs the role admin: set PIERHEAD_API_TOKEN .* the command `pierhead`"):
+        keeper().admit(peer, {}, "admin")
+
+
+@pytest.mark.parametrize("tokens", [(), TOKENS])
+def test_a_user_whom_the_socket_lets_in_may_everything_unless_a_token_says_less(tokens: tuple[ApiToken, ...]) -> None:
+    assert keeper(tokens).admit("", {}, "admin", 1000) == "uid 1000"
+    with pytest.raises(Forbidden):
+        keeper(tokens).admit("", bearer("r"), "admin", 1000)
 
 
 @pytest.mark.parametrize("peer", ["172.18.0.7", "10.0.0.1", "", "nonsense", None])

@@ -7,6 +7,7 @@ import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,23 @@ def test_what_is_asked_for_and_with_what() -> None:
         client = ControllerClient(f"{url}/", "secret")
         assert client.get(service_path("a/b c", "logs"), {"tail": "1"}) == {"a": 1}
     assert seen == [("/api/v1/services/a%2Fb%20c/logs?tail=1", "Bearer secret")]
+
+
+def test_a_unix_socket_is_asked_as_an_address_is(tmp_path: Path) -> None:
+    path, seen = tmp_path / "p.sock", list[str | None]()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        seen.append(handler.headers.get("Host"))
+        sends(handler, 404 if handler.path == "/no" else 200, refusal("no") if handler.path == "/no" else b'{"a": 1}')
+
+    with serving(answer, at=path):
+        client = ControllerClient(f"unix://{path}")
+        assert client.get("/api/v1/services") == client.put("/x", {}) == {"a": 1}
+        with pytest.raises(BadInput, match="no"):
+            client.get("/no")
+    assert seen == ["localhost"] * 3
+    with pytest.raises(Unreachable, match=r"does not answer at unix:///.*start the stack with `pierhead up`"):
+        ControllerClient(f"unix://{tmp_path}/none.sock").get("/")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +124,16 @@ def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["gpu-box:8100", "http://[::1", "http://:8100", "http://gpu-box\n", "http://gpu box", "http://a:99999", "ftp://a"],
+    [
+        "gpu-box:8100",
+        "http://[::1",
+        "http://:8100",
+        "http://gpu-box\n",
+        "http://gpu box",
+        "http://a:99999",
+        "ftp://a",
+        "unix://a/b",
+    ],
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(BadInput) as caught:

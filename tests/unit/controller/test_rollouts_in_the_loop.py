@@ -316,6 +316,20 @@ async def test_a_missing_image_does_not_keep_a_service_from_scaling(control: Con
         assert versions(control) == {works}
 
 
+async def test_a_callee_keeps_its_port_until_its_callers_have_sockets(tmp_path: Path) -> None:
+    callee, caller = service("ranker", rollout=QUICK), web(callees=("ranker",))
+    control = Control.of(tmp_path, callee, caller)
+    async with control.running():
+        await stable_at(control, caller)
+        made = len(control.engine.done)
+        now = [replace(one, has_socket=True, definition_hash="d2") for one in (callee, caller)]
+        control.source.edit(*now)
+        await until(lambda: "web, which calls it at its port, goes first" in message(control, "ranker"))
+        await until(lambda: versions(control, "ranker") == {version(control, now[0])}, 20.0)
+        created = [action.service for action in control.engine.done[made:] if isinstance(action, CreateContainer)]
+        assert created.index("ranker") == created.count("web")
+
+
 async def test_a_callee_is_rolled_out_before_its_caller(tmp_path: Path) -> None:
     ranker = service("ranker", rollout=QUICK)
     caller = web(callees=("ranker", "postgres"))

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OURS, ANOTHERS = f"{ROOT}/compose", "/home/somebody/pierhead/compose"
 ECHO, SHOP, NIGHT = (f"compose/apps/{name}.yaml" for name in ("echo", "shop", "night"))
 API = "http://127.0.0.1:18100"
+SOCKET = "unix:///run/pierhead/pierhead.sock"
 
 
 def runs(directory: str = OURS, ports: str = "127.0.0.1:18100->8100/tcp, 8101/tcp") -> dict[str, Done | str]:
@@ -66,6 +67,20 @@ def test_a_command_has_the_stacks_token() -> None:
     where = Typing(runs(), variables={"PIERHEAD_API_TOKEN": "of the project"}).types("status")
     assert isinstance(where, Here)
     assert where.variables["PIERHEAD_API_TOKEN"] == "of the project"
+
+
+def test_a_command_asks_at_the_socket_that_lets_the_user_in_and_shows_no_token_there() -> None:
+    token = {"PIERHEAD_API_TOKEN": "of the project"}
+    for docker in (runs(), runs(ports="8100/tcp"), {}):  # the last: the user may not ask Docker
+        where = Typing(docker, token, listening=frozenset({SOCKET, API})).types("status")
+        assert isinstance(where, Here)
+        assert where.variables["PIERHEAD_API_URL"] == SOCKET
+        assert "PIERHEAD_API_TOKEN" not in where.variables
+    where = Typing(runs(), {"COMPOSE_PROJECT_NAME": "shop"}, listening=frozenset({SOCKET})).types("status")
+    assert isinstance(where, Here)
+    assert where.variables["PIERHEAD_API_URL"] == API, "the socket is another stack's"
+    down = Typing({"ps": ""}, listening=frozenset({SOCKET}))
+    assert "is not running" in down.refused("status"), "what listens there is no stack of this engine"
 
 
 @pytest.mark.parametrize(

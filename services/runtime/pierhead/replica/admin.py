@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
+from pierhead.admin_token import shows
 from pierhead.edge.unix_sockets import bound
 from pierhead.json_data import not_json
 from pierhead.metrics import CONTENT_TYPE
@@ -204,7 +204,7 @@ class AdminServer:
                     allow = "PUT" if takes == "PUT" else "GET, HEAD"
                     return _json(405, {"error": f"{path} takes {takes}"})._replace(allow=allow)
             return _json(404, {"error": f"the admin port answers {', '.join(known for _, known in self._pages)}"})
-        if method == "PUT" and not self._is_token(request.authorization):
+        if method == "PUT" and not shows(request.authorization, self._token):
             why = "this is for the controller alone, by a token; if its state was lost, restart the service"
             return _json(403, {"error": why})
         if method == "PUT" and not body:
@@ -218,9 +218,6 @@ class AdminServer:
         except Exception:
             logger.exception("internal: %s failed", path)
             return _json(500, {"error": f"{path} failed; the replica's log says why"})
-
-    def _is_token(self, shown: str) -> bool:
-        return not self._token or hmac.compare_digest(shown.encode(), f"bearer {self._token}".encode())
 
 
 class AdminRequest(NamedTuple):

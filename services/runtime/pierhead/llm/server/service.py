@@ -7,7 +7,6 @@ then:                the server's check_health
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import grpc
 from pierhead import BadRequest, PierheadError
+from pierhead.admin_token import shows
 from pierhead.errors import RemoteError
 from pierhead.llm import objects
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest, RawAnswer, StreamEvents
@@ -322,10 +322,8 @@ class LLMService(LLMServerServicer):
 
     def _require_token(self, context: Any) -> None:
         """Raise RemoteError for a call without the token, as the admin port refuses `PUT /sleep`."""
-        if not self._admin_token:
-            return
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not hmac.compare_digest(str(shown).encode(), f"Bearer {self._admin_token}".encode()):
+        if not shows(str(shown), self._admin_token):
             raise RemoteError(
                 "Operate is for the controller alone, by a token (`pierhead llm sleep` and `wake` ask the controller); "
                 "if its state was lost, restart the service",
