@@ -111,6 +111,13 @@ def test_what_cannot_be_managed_is_refused_with_what_to_do(shop: Project, text: 
     assert refused.value.exit_code == 2
 
 
+def test_acme_is_the_name_of_a_service_of_the_stack_only_where_an_acme_server_is_asked(shop: Project) -> None:
+    (shop.root / "compose.yaml").write_text("services: {acme: {image: a}, web: {x-serve: {}}}")
+    project.check(shop, ["compose.yaml"], {"PIERHEAD_TLS": "files"})
+    with pytest.raises(InvalidRequest, match=r"services\.acme: the stack has a service of this name"):
+        project.check(shop, ["compose.yaml"], {"PIERHEAD_TLS": "acme"})
+
+
 @pytest.mark.parametrize("name", ["common.yaml", "compose.yaml"])
 @pytest.mark.parametrize("text", [None, "extends: {file: ../NAME, service: web}"])
 def test_a_file_that_the_controller_would_not_see_is_refused(shop: Project, text: str | None, name: str) -> None:

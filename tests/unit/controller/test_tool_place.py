@@ -112,8 +112,11 @@ def test_logs_of_the_stacks_own_services_are_composes(words: str, services: str)
 
 
 def test_logs_of_a_service_of_the_users_are_the_controllers() -> None:
-    for words in ("logs registry", "logs ranker"):  # the stack has a registry on a Swarm only
+    for words in ("logs registry", "logs acme", "logs ranker"):  # the stack has a registry on a Swarm only
         assert isinstance(Typing(runs()).types(words), Here)
+    where = Typing(runs(), {"PIERHEAD_TLS": "acme"}).types("logs acme")
+    assert isinstance(where, There)
+    assert where.words[-1] == "acme"
 
 
 def test_another_clones_stack_is_named_and_obeyed(tmp_path: Path) -> None:

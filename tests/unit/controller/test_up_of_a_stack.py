@@ -416,9 +416,10 @@ def test_a_port_of_https_that_is_taken(project_with_certificates: Path) -> None:
     User(variables={**TLS, "PIERHEAD_TLS": "off"}, listening=listening).types_up()
 
 
-def test_tls_on_many_machines_is_refused() -> None:
-    user = User(variables={**TLS, "PIERHEAD_ENGINE": "swarm"})
-    assert user.is_refused().startswith("PIERHEAD_TLS=files is for one machine so far, not for PIERHEAD_ENGINE=swarm:")
+@pytest.mark.parametrize("tls", ["files", "acme"])
+def test_tls_on_many_machines_is_refused(tls: str) -> None:
+    user = User(variables={**TLS, "PIERHEAD_TLS": tls, "PIERHEAD_ENGINE": "swarm"})
+    assert user.is_refused().startswith(f"PIERHEAD_TLS={tls} is for one machine so far, not for PIERHEAD_ENGINE=swarm:")
     assert user.calls(CHANGES) == []
 
 
