@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pierhead.files import replace_file
 
 from ..model.text import told, whole_number
 from .certificates import CERTIFICATES
@@ -45,16 +47,7 @@ def prepare(place: Path, domains: Sequence[str], now: float) -> str:
     """Make what is missing: the account's key, and a certificate that signs itself, with which HAProxy speaks TLS until
     there is another. Returns the account's thumbprint (RFC 7638).
     """
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    account = place / "account.key"
-    if not account.exists():
-        _write(account, _text(generate_private_key(SECP256R1())))
-    key = load_pem_private_key(account.read_bytes(), None)
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise TypeError(f"{account} is not a key that the controller has made: remove it")
-    thumbprint = _thumbprint(key)
+    thumbprint = _thumbprint(_account(place / "account.key"))
     _write(place / "thumbprint", thumbprint)
     (place / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     if not (place / DIRECTORY / FILE).exists():
@@ -167,14 +160,22 @@ class AcmeWatch:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step, for root alone."""
-    new = path.with_name(f".{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    """For root alone."""
+    replace_file(path, text.encode(), 0o600)
+
+
+def _account(file: Path) -> EllipticCurvePrivateKey:
+    """The account's key; a new one where there is none that can be read."""
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    with contextlib.suppress(OSError, ValueError):
+        key = load_pem_private_key(file.read_bytes(), None)
+        if isinstance(key, EllipticCurvePrivateKey):
+            return key
+    made = generate_private_key(SECP256R1())
+    _write(file, _text(made))
+    return made
 
 
 def _text(key: EllipticCurvePrivateKey) -> str:

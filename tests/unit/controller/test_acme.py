@@ -37,6 +37,12 @@ def test_the_key_and_a_placeholder_are_made_once(tmp_path: Path) -> None:
     assert found.ending(NOW) == ()
 
 
+@pytest.mark.parametrize("text", ["", "nonsense", made("a.test", now=NOW, rsa_bits=2048)[0]])
+def test_a_key_that_cannot_be_used_is_made_again(tmp_path: Path, text: str) -> None:
+    (tmp_path / "account.key").write_text(text)
+    assert prepare(tmp_path, DOMAINS, NOW) == prepare(tmp_path, DOMAINS, NOW)
+
+
 def test_the_thumbprint_is_that_of_the_account(tmp_path: Path) -> None:
     """RFC 7638, from what `openssl` says of the key."""
     thumbprint = prepare(tmp_path, DOMAINS, NOW)
