@@ -1,28 +1,69 @@
-"""The attacks of tests/faults/attacks.py on a whole stack, one by one and all at once, while honest clients ask.
+"""The attacks of tests/faults/attacks.py on a whole stack, one by one and all at once, next to honest clients.
 
-Honest clients ask 20 times a second, over HTTP and over gRPC, and none of them may fail. `-s` prints the table of their
-p99 during each attack; on a machine with as few processors as attackers it says more about the machine.
+Honest clients ask 20 times a second over HTTP and as often over gRPC. None of their requests may fail, and their p99
+must stay below twice what it is while nothing happens. `-s` prints the table.
+
+The attackers come from a container of the same machine, which has half a core: the bar is about what the stack's bounds
+let them take, and a machine of two cores has none left for anybody while an attacker has both. One p99 is of the
+slowest two of 200 requests, and chance alone may double it: an attack that seems to do so is repeated, and medians
+count.
 """
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass, field
+from statistics import median
 
 import pytest
 import yaml
-from docker.types import Ulimit
 
-from tests.faults.attacks import ATTACKS, FILES
+from tests.faults.attacks import ATTACKS, NOTHING
+from tests.harness.clients import Clients
 from tests.harness.load import Load, LoadResult
 from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import ROOT, address_of
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1500)]
 
 ECHO = (ROOT / "compose/apps/echo-proto.yaml").read_text()
 MODELS = (ROOT / "tests/e2e/apps/llm.yaml").read_text()
 SECONDS = 10.0
+CORES = 0.5
+"""Of the attackers' container."""
+PER_S = 20
+MOST = 2.0
+"""The bar: p99 of honest clients, in times of what is usual."""
+RUNS = 3
+HOSTILE = {"pierhead.service": "echo", "pierhead.number": "9" * 5000, "pierhead.gpus": "\x1b]0;mine\x07" * 500}
+"""Labels, of the container that attacks by them."""
+
+
+@dataclass
+class Seen:
+    """What honest clients saw in several runs of one attack, over HTTP and over gRPC."""
+
+    http: list[LoadResult] = field(default_factory=list)
+    grpc: list[LoadResult] = field(default_factory=list)
+
+    def p99_ms(self) -> tuple[float, float]:
+        """The medians."""
+        http, grpc = ([one.p99_ms for one in results] for results in (self.http, self.grpc))
+        return median(http), median(grpc)
+
+    def times(self, usual: Seen) -> float:
+        """The worse of both, in times of what is usual."""
+        return max(mine / other for mine, other in zip(self.p99_ms(), usual.p99_ms(), strict=True))
+
+    @property
+    def all(self) -> list[LoadResult]:
+        return [*self.http, *self.grpc]
+
+    def row(self, usual: Seen) -> str:
+        http, grpc = self.p99_ms()
+        count, failed = (sum(getattr(one, name) for one in self.all) for name in ("requests", "failed"))
+        times = f"p99 {http:6.1f} ms HTTP, {grpc:6.1f} ms gRPC, {self.times(usual):4.1f} x"
+        return f"{count:5} requests, {failed} failed, {times}, {len(self.http)} runs"
 
 
 def _services() -> str:
@@ -35,32 +76,44 @@ def _services() -> str:
     return str(yaml.safe_dump({"services": {**echo, "llm-gateway": gateway, "llm": model}}))
 
 
-def _during(stack: WrittenStack, name: str) -> LoadResult:
-    """What honest clients saw while an attack ran; "" = none did."""
-    load = Load([stack.url("/echo?message=hi")], connections=4, pause_s=0.2, limit_s=SECONDS + 60, answer_s=30.0)
-    with load:
-        if name:
-            print(f"{name}: {_attack(stack, name)}")
-        else:
-            began = time.monotonic()
-            eventually(lambda: time.monotonic() - began > SECONDS, "the time is over", SECONDS + 5)
-    return load.result
+def _run(stack: WrittenStack, name: str, seen: Seen) -> None:
+    """One more run of an attack."""
+    urls = stack.url("/echo?message=hi"), f"grpc://{stack.grpc_address}"
+    loads = [Load([url], connections=PER_S, pause_s=1.0, limit_s=SECONDS + 120, answer_s=30.0) for url in urls]
+    with Clients(loads):
+        print(f"{name}: {_attack(stack, name)}", flush=True)
+    seen.http.append(loads[0].result)
+    seen.grpc.append(loads[1].result)
 
 
 def _attack(stack: WrittenStack, name: str) -> str:
     """In a container, whose address is not that of the honest clients. How far it came."""
-    [replica] = stack.replicas("echo").values()
-    words = ["python", "-m", "tests.faults.attacks", name, "--host", address_of(stack.container("haproxy"))]
+    replica, *_ = stack.replicas("echo-child").values()
+    addresses = {"host": stack.container("haproxy"), "controller": stack.container("controller"), "replica": replica}
+    words = [word for flag, one in addresses.items() for word in (f"--{flag}", address_of(one))]
     said: bytes = stack.docker.containers.run(
         replica.attrs["Image"],
-        [*words, "--http", "8000", "--grpc", "9000", "--seconds", str(SECONDS)],
+        [
+            "python",
+            "-m",
+            "tests.faults.attacks",
+            name,
+            *words,
+            "--http",
+            "8000",
+            "--grpc",
+            "9000",
+            "--seconds",
+            str(SECONDS),
+        ],
         remove=True,
-        labels={"pierhead.test": "attacks", "com.docker.compose.project": stack.project},
+        labels={"pierhead.test": "attacks", "com.docker.compose.project": stack.project}
+        | (HOSTILE | {"pierhead.project": stack.project} if name.startswith("hostile") else {}),
         network=f"{stack.project}_default",
         volumes={str(ROOT): {"bind": "/clone", "mode": "ro"}},
         working_dir="/clone",
         environment={"PYTHONPATH": "/clone"},
-        ulimits=[Ulimit(name="nofile", soft=FILES, hard=FILES)],
+        nano_cpus=int(CORES * 1e9),
     )
     return said.decode().strip()
 
@@ -72,13 +125,19 @@ def stack(written: WrittenStack) -> WrittenStack:
     return written
 
 
-def test_no_attack_makes_an_honest_request_fail(stack: WrittenStack) -> None:
+def test_no_attack_harms_an_honest_client(stack: WrittenStack) -> None:
     worker = stack.haproxy_worker()
-    table = {name or "nothing": _during(stack, name) for name in ("", *ATTACKS, "all")}
-    usual = table["nothing"].p99_ms
+    table = {name: Seen() for name in (*ATTACKS, "all")}
+    usual = table[NOTHING]
+    print()
     for name, seen in table.items():
-        times = f"p99 {seen.p99_ms:7.1f} ms, {seen.p99_ms / usual:5.1f} x"
-        print(f"{name:30} {seen.requests:5} requests, {seen.failed} failed, {times}")
-    assert {name: seen.failed for name, seen in table.items() if seen.failed} == {}
+        while len(seen.http) < RUNS and (seen is usual or not seen.http or seen.times(usual) >= MOST):
+            if seen.http and seen is not usual:  # the machine may have become busier
+                _run(stack, NOTHING, usual)
+            _run(stack, name, seen)
+    print(*(f"{name:45} {seen.row(usual)}" for name, seen in table.items()), sep="\n")
+    failures = {name: [one.failures[:3] for one in seen.all if one.failed] for name, seen in table.items()}
+    assert {name: found for name, found in failures.items() if found} == {}
+    assert {name: seen.times(usual) for name, seen in table.items() if seen.times(usual) >= MOST} == {}
     assert stack.haproxy_worker() == worker
     eventually(lambda: stack.is_settled("echo", 1) and stack.is_settled("llm", 1), "all is as before")
