@@ -70,7 +70,7 @@ IN_FORCE = {
     "of the next key": token(NEXT_KEY, CLAIMS),
     "begun": token(KEY, claims(nbf=NOW - 60)),
     "begun for ever": token(KEY, claims(nbf=0)),
-    "a fraction": token(KEY, claims(exp=NOW + DAY_S.5)),
+    "a fraction": token(KEY, claims(exp=NOW + DAY_S + 0.5)),
     "aud in a list": token(KEY, claims(aud=["other", AUDIENCE, "more"])),
     "aud alone in a list": token(KEY, claims(aud=[AUDIENCE])),
     "spaces and another order": token(KEY, json.dumps(dict(sorted(claims(aud=["x", AUDIENCE]).items())), indent=2)),

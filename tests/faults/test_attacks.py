@@ -81,9 +81,11 @@ def _run(stack: WrittenStack, name: str, seen: Seen) -> None:
     urls = stack.url("/echo?message=hi"), f"grpc://{stack.grpc_address}"
     loads = [Load([url], connections=PER_S, pause_s=1.0, limit_s=SECONDS + 120, answer_s=30.0) for url in urls]
     with Clients(loads):
-        print(f"{name}: {_attack(stack, name)}", flush=True)
-    seen.http.append(loads[0].result)
-    seen.grpc.append(loads[1].result)
+        came = _attack(stack, name)
+    http, grpc = (one.result for one in loads)
+    print(f"{name}: {came}\n  HTTP {http}\n  gRPC {grpc}", flush=True)
+    seen.http.append(http)
+    seen.grpc.append(grpc)
 
 
 def _attack(stack: WrittenStack, name: str) -> str:
