@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1500)]
 ECHO = (ROOT / "compose/apps/echo-proto.yaml").read_text()
 IMAGE = "pierhead/echo:${PIERHEAD_TAG:-latest}"
 PER_S = 20
-STAYS = 10 * PER_S
+STAYS = 6 * PER_S
 """Honest requests that are answered, over HTTP and gRPC each, while the mistake is in force."""
 WAITS = (
     r"replicas are starting, and at most|are not ready yet: no more|no time for a start|memory are free|process ids are"
@@ -42,7 +42,7 @@ def web(environment: Mapping[str, str] | None = None, serve: Mapping[str, Any] |
         "scale": 0,
         "volumes": ["../tests/faults/mistakes:/mistakes:ro"],
         "environment": {"EDITION": "first", **(environment or {})},
-        "x-serve": {"route": "/web", "replicas": 1, "rollout": {"bake_s": 0}, **(serve or {})},
+        "x-serve": {"route": "/web", "rollout": {"bake_s": 0}, **(serve or {"replicas": 1})},
         **words,
     }
 
@@ -155,7 +155,7 @@ def _makes(stack: WrittenStack, name: str, mistake: Mistake) -> list[str]:
 def _settled(stack: WrittenStack, services: Mapping[str, Any]) -> None:
     stack.write(_file(services))
     eventually(lambda: stack.plan_text() == "nothing to do", "it runs as before", 120)
-    stack.wait_settled(web=services["web"]["x-serve"]["replicas"])
+    stack.wait_settled(web=services["web"]["x-serve"].get("replicas", 1))
 
 
 def _said(stack: WrittenStack, pattern: str, answer: str) -> str:
@@ -176,7 +176,13 @@ def _said(stack: WrittenStack, pattern: str, answer: str) -> str:
 
 def test_no_typing_mistake_takes_the_machine_down(stack: WrittenStack) -> None:
     began = time.monotonic()
-    wrong = [problem for name, mistake in MISTAKES.items() for problem in _makes(stack, name, mistake)]
+    wrong: list[str] = []
+    for name, mistake in MISTAKES.items():
+        try:
+            wrong += _makes(stack, name, mistake)
+        except AssertionError as error:  # the others are seen, too
+            wrong.append(f"{name}: {error}")
+            print(f"\n### {name}\nFAILED: {error}", flush=True)
     print(f"{len(MISTAKES)} mistakes in {time.monotonic() - began:.0f} s")
     assert wrong == []
     assert stack.api("/healthz").status == 200

@@ -390,6 +390,11 @@ KEPT = 24 * GIB // 20
 MACHINES: dict[str, tuple[Machine | None, int, str]] = {
     "not known: a Swarm": (None, 10, ""),
     "enough of all": (SMALL, 8, "8 replicas are starting, and at most 8 do at a time on 2 cores"),
+    "enough of all for a known number": (
+        replace(SMALL, footprints=TAKES),
+        8,
+        "8 replicas are starting, and at most 8 do at a time on 2 cores; there is room for about 184 more",
+    ),
     "more cores": (replace(SMALL, cores=16), 10, ""),
     "memory for three": (
         replace(SMALL, free_bytes=KEPT + 301 * 1024**2, footprints=TAKES),
