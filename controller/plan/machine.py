@@ -122,12 +122,8 @@ class MachineBudget:
         full = [one.words for one in self._resources(spec) if one.room == 0]
         if full:
             return Shortage(full[0], blocked=not (starting or self.pledged_bytes))
-        if not (words := self._turn_words(machine, spec.name, is_needed=is_needed)):
-            return None
-        left = self.left(spec)
-        return Shortage(
-            words + (f"; there is room for about {left} more" if left else ""), blocked=False, is_brief=True
-        )
+        words = self._turn_words(machine, spec.name, is_needed=is_needed)
+        return Shortage(words, blocked=False, is_brief=True) if words else None
 
     def _turn_words(self, machine: Machine, service: str, *, is_needed: bool) -> str:
         """Why it is not the turn of one more replica, for which there is room; "" = it is."""

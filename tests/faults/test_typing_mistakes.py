@@ -49,7 +49,7 @@ def web(environment: Mapping[str, str] | None = None, serve: Mapping[str, Any] |
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is typed: services in the file, then a command. `asks`: a path of web that others ask meanwhile."""
+    """What is typed: services in the file, then a command. `asks`: a path of web that others ask by then."""
 
     said: str
     """A pattern in what validate, status, why, plan or events say of it."""
@@ -93,7 +93,7 @@ MISTAKES = {
         "max_ongoing_requests: expected an integer from 1 to 1000000",
         {"web": web(serve={"max_ongoing_requests": 10_000_000})},
     ),
-    "@batch(max_batch_size=10**9, wait of a day)": Mistake("HEALTHY", asks="/web/batch"),
+    "@batch(max_batch_size=10**9, wait of a day)": Mistake("HEALTHY", asks="/web/batch", works=False),
     "mem_limit: 160m, and it takes 512 MB": Mistake(
         "out of memory: the kernel killed", {"web": web(mem_limit="160m")}, asks="/web/eat", clients=1, works=False
     ),

@@ -390,11 +390,6 @@ KEPT = 24 * GIB // 20
 MACHINES: dict[str, tuple[Machine | None, int, str]] = {
     "not known: a Swarm": (None, 10, ""),
     "enough of all": (SMALL, 8, "8 replicas are starting, and at most 8 do at a time on 2 cores"),
-    "enough of all for a known number": (
-        replace(SMALL, footprints=TAKES),
-        8,
-        "8 replicas are starting, and at most 8 do at a time on 2 cores; there is room for about 184 more",
-    ),
     "more cores": (replace(SMALL, cores=16), 10, ""),
     "memory for three": (
         replace(SMALL, free_bytes=KEPT + 301 * 1024**2, footprints=TAKES),
@@ -418,6 +413,12 @@ def test_a_start_waits_for_room_and_time_on_the_machine(machine: Machine | None,
     assert sum(isinstance(step.action, CreateContainer) for step in found.steps) == starts
     assert {one.reason for one in found.pending} == ({pending} if pending else set())
     assert len(found.pending) == 10 - starts
+
+
+def test_while_some_start_it_is_said_how_many_will_fit() -> None:
+    found = plan(desired(WEB, web=1000), seen(ONE, TWO, machine=replace(SMALL, footprints=TAKES)), NOW)
+    words = "on 2 cores; this machine has room for about 184 of the 990 that are missing"
+    assert {one.reason.partition(" at a time ")[2] for one in found.pending} == {words}
 
 
 @pytest.mark.parametrize(
