@@ -59,12 +59,13 @@ class Mistake:
     """Services that run before."""
     asks: str = ""
     clients: int = 20
+    most: int = 1000
+    """Replicas of it."""
     works: bool = True
     """Whether those that ask web are answered."""
 
 
 BUSY = {"min": 1, "max": 500, "target_ongoing_requests": 0.01, "upscale_delay_s": 0, "look_back_period_s": 1}
-SIX = {"replicas": 6}
 AT_ONCE = {"replicas": 6, "rollout": {"bake_s": 0, "max_surge": 1000}}
 MISTAKES = {
     "scale web 1000": Mistake(WAITS, command=("scale", "web", "1000", "--no-wait")),
@@ -80,6 +81,7 @@ MISTAKES = {
         "rolled out|rollout|complete",
         {"web": web({"EDITION": "second"}, AT_ONCE)},
         before={"web": web(serve=AT_ONCE)},
+        most=12,
         asks="/web",
     ),
     "rollout: {max_surge: 100000}": Mistake(
@@ -149,6 +151,7 @@ def _makes(stack: WrittenStack, name: str, mistake: Mistake) -> list[str]:
     print(f"honest: {seen.requests} requests, {seen.failed} failed, {times}; web: {others or 'not asked'}")
     print("\n".join(shown.splitlines()[:14]), flush=True)
     wrong = [f"{name}: {failure}" for failure in clients.result.failures[:5]]
+    wrong += [f"{name}: {most} replicas of it"] if most > mistake.most else []
     return wrong + [f"{name}: {failure}" for failure in (others.failures[:5] if others and mistake.works else ())]
 
 
