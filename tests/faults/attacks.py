@@ -24,8 +24,8 @@ from tests.harness.http2 import PREFACE, data, head, reset
 
 WRITE_S = 5.0
 """For a write to a peer that does not read."""
-AT_ONCE = 200
-"""Connections that are being opened at a time."""
+AT_ONCE = 50
+"""Connections that are being opened at a time: to hold them is the attack, to open them is none."""
 AGAIN_S = 1.0
 """Before a connection that was closed, or refused, is opened again."""
 NOTHING = "nothing"

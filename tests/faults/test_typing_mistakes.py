@@ -89,18 +89,18 @@ MISTAKES = {
         {"web": web(serve={"rollout": {"max_surge": 100_000}})},
     ),
     "max_ongoing_requests: 1000000, 400 clients": Mistake(
-        "HEALTHY", {"web": web({"WORK_S": "0.5"}, {"max_ongoing_requests": 1_000_000})}, asks="/web", clients=400
+        "^web +HEALTHY", {"web": web({"WORK_S": "0.5"}, {"max_ongoing_requests": 1_000_000})}, asks="/web", clients=400
     ),
     "max_ongoing_requests: 10000000": Mistake(
         "max_ongoing_requests: expected an integer from 1 to 1000000",
         {"web": web(serve={"max_ongoing_requests": 10_000_000})},
     ),
-    "@batch(max_batch_size=10**9, wait of a day)": Mistake("HEALTHY", asks="/web/batch", works=False),
+    "@batch(max_batch_size=10**9, wait of a day)": Mistake("^web +HEALTHY", asks="/web/batch", works=False),
     "mem_limit: 160m, and it takes 512 MB": Mistake(
         "out of memory: the kernel killed", {"web": web(mem_limit="160m")}, asks="/web/eat", clients=1, works=False
     ),
     "mem_limit: 4m": Mistake("[Mm]inimum memory limit|out of memory", {"web": web(mem_limit="4m")}),
-    "mem_limit: 100000g": Mistake("HEALTHY", {"web": web(mem_limit="100000g")}),
+    "mem_limit: 100000g": Mistake("^web +HEALTHY", {"web": web(mem_limit="100000g")}),
     "reservations: {memory: 500g}": Mistake(
         "one replica takes 500 GiB and", {"web": web(deploy={"resources": {"reservations": {"memory": "500g"}}})}
     ),
