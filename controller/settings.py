@@ -53,8 +53,9 @@ class EdgeLimits:
     """Requests of one client address in flight (PIERHEAD_CLIENT_REQUESTS); left out, likewise."""
     client_requests_per_s: int = 0
     """Requests of one client address, on average over 10 s (PIERHEAD_CLIENT_REQUESTS_PER_S)."""
-    client_websockets: int = 0
-    """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS)."""
+    client_websockets: int | None = None
+    """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS); None = those that leave as many places of the
+    service free."""
     shows_routes: bool = False
     """`/-/routes` and errors for unknown routes and gRPC services list what there is (PIERHEAD_ROUTES=shown)."""
     trusted_proxies: tuple[str, ...] = ()
@@ -281,6 +282,9 @@ class _EnvironmentReader:
             return default
         return int(value)
 
+    def integer_if_given(self, name: str, low: int, high: int) -> int | None:
+        return self.integer(name, low, high, 0) if self._env.get(name) else None
+
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         value = (self._env.get(name) or default).upper()
         if value not in choices:
@@ -299,7 +303,7 @@ def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
         client_connections=reader.integer("PIERHEAD_CLIENT_CONNECTIONS", 0, 100_000, a_fifth),
         client_requests=reader.integer("PIERHEAD_CLIENT_REQUESTS", 0, 1_000_000, a_fifth),
         client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
-        client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
+        client_websockets=reader.integer_if_given("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000),
         shows_routes=reader.choice("PIERHEAD_ROUTES", ("HIDDEN", "SHOWN"), "HIDDEN") == "SHOWN",
         trusted_proxies=reader.networks("PIERHEAD_TRUSTED_PROXIES"),
     )

@@ -122,17 +122,21 @@ class MachineBudget:
         full = [one.words for one in self._resources(spec) if one.room == 0]
         if full:
             return Shortage(full[0], blocked=not (starting or self.pledged_bytes))
+        words = self._turn_words(machine, spec.name, is_needed=is_needed)
+        return Shortage(words, blocked=False, is_brief=True) if words else None
+
+    def _turn_words(self, machine: Machine, service: str, *, is_needed: bool) -> str:
+        """Why it is not the turn of one more replica, for which there is room; "" = it is."""
+        starting, late = self.starting.total(), self.not_ready[service]
+        most = max(LEAST_STARTS, STARTS_PER_CORE * machine.cores)
         overload = _overload_words(machine)
         if overload and (starting or not is_needed):
-            return Shortage(overload, blocked=False, is_brief=True)
-        most = max(LEAST_STARTS, STARTS_PER_CORE * machine.cores)
+            return overload
         if starting >= most:
-            words = f"{starting} replicas are starting, and at most {most} do at a time on {_cores(machine)}"
-            return Shortage(words, blocked=False, is_brief=True)
-        if self.not_ready[spec.name] >= most:
-            words = f"{self.not_ready[spec.name]} of its replicas are not ready yet: no more are started before that"
-            return Shortage(words, blocked=False, is_brief=True)
-        return None
+            return f"{starting} replicas are starting, and at most {most} do at a time on {_cores(machine)}"
+        if late >= most:
+            return f"{late} of its replicas are not ready yet: no more are started before that"
+        return ""
 
     def take(self, service: str) -> None:
         """Count one more replica as starting."""

@@ -63,7 +63,7 @@ def bounds(
         # A replica that does not fit is planned nevertheless: the attempt reports the obstacle.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,
-        keep=max(0, reachable + surge - batch if has_place else reachable) if on_trial and target else 0,
+        keep=max(0, reachable + min(0, surge - batch) if has_place else reachable) if on_trial and target else 0,
         one_by_one=one_by_one,
     )
 

@@ -86,10 +86,19 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
         pending = PendingReplica(outlook.name, reason, blocked=to_be_built)
     else:
         remedy = f"; {outlook.turn}" if outlook.turn else _shortage_remedy(outlook)
-        words = shortage.reason + remedy + _faults_words(draft)
+        room = _room_words(draft, spec, missing) if shortage.is_brief else ""
+        words = shortage.reason + room + remedy + _faults_words(draft)
         is_blocked = shortage.blocked and not outlook.room_comes
         pending = PendingReplica(outlook.name, words, is_blocked, has_no_place=not shortage.is_brief)
     draft.pending += _pending(outlook, pending, missing)
+
+
+def _room_words(draft: Draft, spec: ServiceSpec, missing: int) -> str:
+    """How far it will come, where not all of the missing replicas fit on the machine."""
+    left = draft.machine.left(spec)
+    if left is None or left >= missing:
+        return ""
+    return f"; this machine has room for about {max(0, left)} of the {missing} that are missing"
 
 
 def _pending(outlook: ServiceOutlook, pending: PendingReplica, count: int) -> Iterator[PendingReplica]:

@@ -220,6 +220,29 @@ async def test_websockets_of_one_address_are_bounded_where_the_operator_says_so(
         await until(room_again, "there is room once one has left")
 
 
+async def test_websockets_of_one_address_leave_as_many_places_free(edge: Edge) -> None:
+    await edge.route(service("echo", max_ongoing_requests=8))
+    await edge.serve("echo", "echo-1")
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def opens() -> int:
+            try:
+                await opened.enter_async_context(edge.http.ws_connect("/echo/socket"))
+            except WSServerHandshakeError as refused:
+                return refused.status
+            return 101
+
+        assert [await opens() for _ in range(6)] == [101, 101, 101, 101, 101, 429]
+        async with edge.http.get("/echo") as answer:
+            assert answer.status == 200, "other requests have room"
+
+    async def all_have_left() -> bool:
+        async with edge.http.ws_connect("/echo/socket"), edge.http.ws_connect("/echo/socket") as socket:
+            return not socket.closed
+
+    await until(all_have_left, "there is room once they have left")
+
+
 async def test_a_queue_that_the_service_does_not_bound_is_bounded(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(connections=20))
     await edge.route(service("echo", max_ongoing_requests=1))

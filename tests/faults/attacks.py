@@ -1,7 +1,8 @@
-"""What a client may do to harm the others, in a process of its own: `python -m tests.faults.attacks NAME --seconds 10`.
+"""What a client, or a neighbour on the stack's network, may do to harm the others, in a process of its own:
+`python -m tests.faults.attacks NAME --seconds 10`.
 
 Each attack is bounded in count and time, goes to one address, and ends by itself. It says how far it came: connections
-that were open at the end, requests that were sent.
+that were open at the end, and pieces that were sent.
 """
 
 from __future__ import annotations
@@ -12,27 +13,35 @@ import contextlib
 import gzip
 import itertools
 import json
+import os
 import resource
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.harness.http2 import PREFACE, data, head, reset
 
 WRITE_S = 5.0
 """For a write to a peer that does not read."""
-AT_ONCE = 200
-"""Connections that are being opened at a time."""
-FILES = 65_536
+AT_ONCE = 50
+"""Connections that are being opened at a time: to hold them is the attack, to open them is none."""
+AGAIN_S = 1.0
+"""Before a connection that was closed, or refused, is opened again."""
+NOTHING = "nothing"
+API, DISCOVERY, ADMIN = 8100, 8101, 9100
+"""Ports of the controller, and that of a replica."""
 
 
 @dataclass
 class Target:
-    """Where HTTP and gRPC answer, and how far an attack has come."""
+    """Where the edge, the controller and a replica answer, and how far an attack has come."""
 
     host: str
     http: int
     grpc: int
+    controller: str
+    replica: str
     seconds: float
     opened: int = 0
     sent: int = 0
@@ -40,7 +49,9 @@ class Target:
     @contextlib.asynccontextmanager
     async def connected(self, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """One connection. It counts as opened as long as it is."""
-        reader, writer = await asyncio.open_connection(self.host, port)
+        host = {API: self.controller, DISCOVERY: self.controller, ADMIN: self.replica}.get(port, self.host)
+        async with asyncio.timeout(WRITE_S):
+            reader, writer = await asyncio.open_connection(host, port)
         self.opened += 1
         try:
             yield reader, writer
@@ -48,30 +59,28 @@ class Target:
             self.opened -= 1
             writer.transport.abort()
 
-    async def hold(self, count: int, port: int, *parts: bytes) -> None:
-        """That many connections that send these parts, a second apart, and then nothing."""
+    async def hold(self, count: int, port: int, *parts: bytes, reads: bool = True) -> None:
+        """That many connections that send these parts, a second apart, and then nothing. One that is closed is opened
+        again.
+        """
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one() -> None:
-            with contextlib.suppress(OSError):
-                await gate.acquire()
-                try:
-                    connection = await asyncio.wait_for(asyncio.open_connection(self.host, port), WRITE_S)
-                finally:
-                    gate.release()
-                reader, writer = connection
-                self.opened += 1
-                try:
-                    for part in parts:
-                        writer.write(part)
-                        self.sent += 1
-                        await asyncio.wait_for(writer.drain(), WRITE_S)
-                        await asyncio.sleep(1)
-                    while await reader.read(65_536):  # until it is closed
-                        pass
-                finally:
-                    self.opened -= 1
-                    writer.transport.abort()
+            while True:
+                with contextlib.suppress(OSError):
+                    async with contextlib.AsyncExitStack() as opened:
+                        async with gate:
+                            reader, writer = await opened.enter_async_context(self.connected(port))
+                        if not reads:
+                            writer.transport.pause_reading()  # type: ignore[attr-defined]
+                        for part in parts:
+                            writer.write(part)
+                            self.sent += 1
+                            async with asyncio.timeout(WRITE_S):
+                                await writer.drain()
+                            await asyncio.sleep(1)
+                        await _drop(reader)
+                await asyncio.sleep(AGAIN_S)
 
         await self._together(one for _ in range(count))
 
@@ -87,7 +96,8 @@ class Target:
                             while not reader.at_eof():
                                 writer.write(next(requests))
                                 self.sent += 1
-                                await asyncio.wait_for(writer.drain(), WRITE_S)
+                                async with asyncio.timeout(WRITE_S):
+                                    await writer.drain()
                                 await asyncio.sleep(0)
                         finally:
                             dropping.cancel()
@@ -131,9 +141,11 @@ UPGRADE = (
     b"GET /echo/socket HTTP/1.1\r\nhost: edge\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-STREAM = json.dumps(
-    {"model": "steady", "stream": True, "max_tokens": 1_000_000, "messages": [{"role": "user", "content": "hi"}]}
-).encode()
+
+
+def _stream(tokens: int) -> bytes:
+    asked = {"model": "steady", "stream": True, "max_tokens": tokens, "messages": [{"role": "user", "content": "hi"}]}
+    return _body(json.dumps(asked).encode())
 
 
 def _half_open(path: str, fields: dict[str, str]) -> bytes:
@@ -160,7 +172,51 @@ def _deep() -> Iterator[bytes]:
     yield from itertools.cycle([*map(_body, bodies), _body(packed, "content-encoding: gzip")])
 
 
+def _api() -> Iterator[bytes]:
+    """Changes and reads as a container asks for them, and as a page whose name was made to point at the controller."""
+    change = b'{"replicas": 0}'
+    fields = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(change)
+    yield from itertools.cycle(
+        [
+            b"PUT /api/v1/services/echo/scale HTTP/1.1\r\nhost: controller\r\n" + fields + change,
+            b"GET /api/v1/services/echo/logs HTTP/1.1\r\nhost: controller\r\n\r\n",
+            b"GET /api/v1/events?limit=1000 HTTP/1.1\r\nhost: rebound.example:8100\r\n\r\n",
+            b"GET /metrics HTTP/1.1\r\nhost: controller\r\n\r\n",
+        ]
+    )
+
+
+def _admin() -> Iterator[bytes]:
+    """Another user_config, and sleep, for a replica."""
+    change = b'{"greeting": "mine"}'
+    fields = b"host: replica\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(change)
+    paths = (b"PUT /user-config", b"POST /sleep", b"GET /metrics")
+    yield from itertools.cycle([path + b" HTTP/1.1\r\n" + fields + change for path in paths])
+
+
+def _watches() -> bytes:
+    """A hundred watches of one connection."""
+    request = b"\x0a\x04echo"  # WatchRequest(services=["echo"])
+    message = b"\0" + len(request).to_bytes(4, "big") + request
+    asked = _h2("/pierhead.discovery.v1.Discovery/Watch", **_GRPC)
+    return PREFACE + b"".join(head(2 * number + 1, asked) + data(2 * number + 1, message) for number in range(100))
+
+
+async def _logs(at: Target) -> None:
+    """Lines with control characters, without an end, and that are no text."""
+    end = asyncio.get_running_loop().time() + at.seconds
+    for line in itertools.cycle(
+        (b"\x1b]0;mine\x07\x1b[2J\n", b"9" * 50_000, b"\xff\xfe\0\n", b'{"level": 1' + b"0" * 5000 + b"}\n")
+    ):
+        if asyncio.get_running_loop().time() > end:
+            break
+        os.write(2, line)
+        at.sent += 1
+        await asyncio.sleep(0.0005)
+
+
 ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
+    NOTHING: lambda at: asyncio.sleep(at.seconds),
     "slow bodies, content-length": lambda at: at.hold(
         1200, at.http, _post("/v1/chat/completions", "content-length: 9"), b"x"
     ),
@@ -190,23 +246,14 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
         ),
     ),
     "JSON without a bottom": lambda at: at.flood(4, at.http, _deep()),
-    "clients that do not read": lambda at: _unread(at, 200),
+    "streams of 50 tokens that nobody reads": lambda at: at.hold(200, at.http, _stream(50), reads=False),
+    "streams of a million tokens that nobody reads": lambda at: at.hold(200, at.http, _stream(1_000_000), reads=False),
+    "API, by a neighbour and a rebound page": lambda at: at.flood(4, API, _api()),
+    "admin page, by a neighbour": lambda at: at.flood(4, ADMIN, _admin()),
+    "Discovery watches": lambda at: at.hold(6, DISCOVERY, _watches()),
+    "hostile labels and logs": _logs,
 }
-"""By name."""
-
-
-async def _unread(at: Target, count: int) -> None:
-    """Streams of a million tokens that nobody reads."""
-
-    async def one() -> None:
-        with contextlib.suppress(OSError):
-            async with at.connected(at.http) as (_, writer):
-                writer.transport.pause_reading()  # type: ignore[attr-defined]
-                writer.write(_body(STREAM))
-                at.sent += 1
-                await asyncio.sleep(at.seconds)
-
-    await at._together(one for _ in range(count))
+"""By name. The first one shows what its process alone does; the labels of the last one are those of its container."""
 
 
 def main() -> None:
@@ -216,13 +263,18 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--http", type=int, required=True)
     parser.add_argument("--grpc", type=int, required=True)
+    parser.add_argument("--controller", required=True)
+    parser.add_argument("--replica", required=True)
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    signal.alarm(int(given.seconds) + 60)  # it ends, whatever happens
     names = list(ATTACKS) if given.name == "all" else [given.name]
 
     async def run() -> dict[str, dict[str, int]]:
-        targets = {name: Target(given.host, given.http, given.grpc, given.seconds) for name in names}
+        at = Target(given.host, given.http, given.grpc, given.controller, given.replica, given.seconds)
+        targets = {name: replace(at) for name in names}
         print("running", file=sys.stderr, flush=True)
         await asyncio.gather(*(ATTACKS[name](target) for name, target in targets.items()), return_exceptions=True)
         return {name: {"open": target.opened, "sent": target.sent} for name, target in targets.items()}

@@ -1,9 +1,10 @@
-"""A strict closed-loop HTTP load, in a process of its own: `python -m tests.harness.load URL... --connections 50`.
+"""A strict closed-loop load, in a process of its own: `python -m tests.harness.load URL... --connections 50`.
 
 Every connection sends one GET after the other and never retries: a reset, a short read or any status but 200 is a
-failure with its time and first bytes. Bounded in time; SIGTERM ends it early. The result goes to stdout as JSON, and on
-SIGUSR1 the number of requests so far to stderr. `--pause-s` bounds the rate: each connection rests so long between two
-requests.
+failure with its time and first bytes. A URL `grpc://host:port` is called as pierhead.echo.v1.Echo. Bounded in time;
+SIGTERM ends it early. The result goes to stdout as JSON, and on SIGUSR1 the number of requests so far to stderr.
+`--pause-s` bounds the rate: each connection rests so long between two requests, and their first ones are spread over
+that time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
+
+import grpc
+from pierhead.echo.v1.echo_pb2 import EchoRequest
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
 MAX_FAILURES_KEPT = 200
 ANSWER_S = 90.0
@@ -181,8 +186,9 @@ async def run(
     started = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for index in range(connections):
-            url = urls[index % len(urls)]
-            group.create_task(_user(url, stop, result, latencies, reuse=reuse, pause_s=pause_s, answer_s=answer_s))
+            url, first_s = urls[index % len(urls)], pause_s * index / connections
+            client = _Calls(url) if url.startswith("grpc:") else _Http(url, reuse=reuse)
+            group.create_task(_user(client, url, first_s, stop, result, latencies, pause_s=pause_s, answer_s=answer_s))
         print("running", file=sys.stderr, flush=True)
     result.seconds = time.monotonic() - started
     latencies.sort()
@@ -194,45 +200,72 @@ async def run(
 
 
 async def _user(
-    url: str,
-    stop: asyncio.Event,
-    result: LoadResult,
-    latencies: list[float],
-    *,
-    reuse: bool,
-    pause_s: float,
-    answer_s: float,
-) -> None:
-    parts = urlsplit(url)
-    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-    connection = "keep-alive" if reuse else "close"
-    request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: {connection}\r\n\r\n".encode()
-    writer: asyncio.StreamWriter | None = None
-    reader: asyncio.StreamReader | None = None
+    client: _Http | _Calls, url: str, first_s: float, stop: asyncio.Event, result: LoadResult, latencies: list[float],
+    *, pause_s: float, answer_s: float,
+) -> None:  # fmt: skip
+    await asyncio.sleep(first_s)
     while not stop.is_set():
         begun, begun_at = time.monotonic(), time.time()
         try:
             async with asyncio.timeout(answer_s):
-                if writer is None or reader is None:
-                    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-                writer.write(request)
-                status, keep, body = await _response(reader)
-            kind, problem = ("", "") if status == 200 else (str(status), f"{status} {body[:300]!r}")
+                kind, problem = await client.ask()
         except (OSError, EOFError, TimeoutError, ValueError) as error:
-            kind, problem, keep = type(error).__name__, f"{type(error).__name__}: {error}", False
+            kind, problem = type(error).__name__, f"{type(error).__name__}: {error}"
+            await client.close()
         result.requests += 1
         if kind:
             result.note_failure(begun_at, time.time(), url, kind, problem)
             await asyncio.sleep(PAUSE_S)
         else:
             latencies.append(time.monotonic() - begun)
-        if not keep and writer is not None:
-            writer.close()
-            writer = reader = None
         if pause_s:
             await asyncio.sleep(pause_s)
-    if writer is not None:
-        writer.close()
+    await client.close()
+
+
+class _Http:
+    """A connection of HTTP/1.1, opened when it is needed."""
+
+    def __init__(self, url: str, *, reuse: bool) -> None:
+        self._at = urlsplit(url)
+        target = f"{self._at.path}?{self._at.query}" if self._at.query else self._at.path
+        connection = "keep-alive" if reuse else "close"
+        self._request = f"GET {target} HTTP/1.1\r\nHost: {self._at.netloc}\r\nConnection: {connection}\r\n\r\n".encode()
+        self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self) -> tuple[str, str]:
+        """What went wrong, in a word and in words; both "" = nothing did."""
+        self._open = self._open or await asyncio.open_connection(self._at.hostname, self._at.port)
+        reader, writer = self._open
+        writer.write(self._request)
+        status, keep, body = await _response(reader)
+        if not keep:
+            await self.close()
+        return ("", "") if status == 200 else (str(status), f"{status} {body[:300]!r}")
+
+    async def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+        self._open = None
+
+
+class _Calls:
+    """A channel of gRPC."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.aio.insecure_channel(urlsplit(url).netloc)
+        self._echo = EchoStub(self._channel)
+
+    async def ask(self) -> tuple[str, str]:
+        """As `_Http.ask`."""
+        try:
+            await self._echo.Echo(EchoRequest(message="hi"))
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, f"{error.code().name} {error.details()}"
+        return "", ""
+
+    async def close(self) -> None:
+        """Nothing: it opens its connection again by itself, and ends with the process."""
 
 
 async def _response(reader: asyncio.StreamReader) -> tuple[int, bool, bytes]:

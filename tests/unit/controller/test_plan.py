@@ -415,6 +415,12 @@ def test_a_start_waits_for_room_and_time_on_the_machine(machine: Machine | None,
     assert len(found.pending) == 10 - starts
 
 
+def test_while_some_start_it_is_said_how_many_will_fit() -> None:
+    found = plan(desired(WEB, web=1000), seen(ONE, TWO, machine=replace(SMALL, footprints=TAKES)), NOW)
+    words = "on 2 cores; this machine has room for about 184 of the 990 that are missing"
+    assert {one.reason.partition(" at a time ")[2] for one in found.pending} == {words}
+
+
 @pytest.mark.parametrize(
     ("reserved", "free"), [(900 * GIB, 20 * GIB), (0, KEPT - GIB)], ids=["it asks for more", "far too little is free"]
 )

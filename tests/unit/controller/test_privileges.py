@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.engines.privileges import MOST_PROCESSES, restrict
+from controller.engines.privileges import KILLED_FIRST, MOST_PROCESSES, restrict
 
 RAW = {"CapDrop": ["NET_RAW"]}
 NONE_NEW = {"SecurityOpt": ["no-new-privileges=true"]}
 MOST = {"PidsLimit": MOST_PROCESSES}
+FIRST = {"OomScoreAdj": KILLED_FIRST}
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,10 @@ MOST = {"PidsLimit": MOST_PROCESSES}
         ({"SecurityOpt": ["no-new-privileges=false"]}, {"SecurityOpt": ["no-new-privileges=false"]} | RAW | MOST),
         ({"SecurityOpt": ["no-new-privileges"]}, {"SecurityOpt": ["no-new-privileges"]} | RAW | MOST),
         ({"Privileged": True}, {"Privileged": True} | MOST),
+        ({"OomScoreAdj": 0}, {"OomScoreAdj": 0} | RAW | NONE_NEW | MOST),
     ],
 )
 def test_what_a_replica_may_not_do(said: dict[str, Any], expected: dict[str, Any]) -> None:
     host = dict(said)
     restrict(host)
-    assert host == expected
+    assert host == FIRST | expected

@@ -18,6 +18,7 @@ from controller.plan.shares import Bounds, bounds, weights
         (3, (0, 1), True, None, Bounds(floor=2, ceiling=3, goal=1, keep=2)),
         (4, (2, 1), True, None, Bounds(floor=3, ceiling=6, goal=2, keep=4)),
         (1, (1, 0), True, None, Bounds(floor=1, ceiling=2, goal=1, keep=1)),
+        (2, (1000, 0), True, None, Bounds(floor=2, ceiling=1002, goal=2, keep=2)),
         (0, (1, 0), False, None, Bounds(floor=0, ceiling=1, goal=0, keep=0)),
         (0, (1, 0), True, None, Bounds(floor=0, ceiling=1, goal=0, keep=0)),
         # All GPUs hold the former version: one by one, and never a single one.
