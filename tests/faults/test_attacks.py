@@ -32,7 +32,7 @@ MODELS = (ROOT / "tests/e2e/apps/llm.yaml").read_text()
 SECONDS = 10.0
 CORES = 0.25
 """Of the attackers' container."""
-FLOODS = ("rapid reset", "invented", "API", "admin")
+FLOODS = ("rapid reset", "invented", "API", "admin", "all")
 FLOOD_CORES = 0.1
 """A stream that is reset, a path that nobody has, a refusal of the API: each costs HAProxy or the controller more than
 it costs its client, so that half a core of them takes more than one of two. No request fails then, and the p99 is two
