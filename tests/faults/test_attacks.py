@@ -32,9 +32,11 @@ MODELS = (ROOT / "tests/e2e/apps/llm.yaml").read_text()
 SECONDS = 10.0
 CORES = 0.25
 """Of the attackers' container."""
-FEWER_CORES = {"rapid reset, HTTP": 0.1, "rapid reset, gRPC": 0.1}
-"""A stream that is opened and reset costs HAProxy many times what it costs its client: half a core of resets is more
-than a core of HAProxy. Where the machine has two, no request fails then, and the p99 is two to ten times the usual one.
+FLOODS = ("rapid reset", "invented", "API", "admin", "all")
+FLOOD_CORES = 0.1
+"""A stream that is reset, a path that nobody has, a refusal of the API: each costs HAProxy or the controller more than
+it costs its client, so that half a core of them takes more than one of two. No request fails then, and the p99 is two
+to ten times the usual one. A bound on an address's requests (PIERHEAD_CLIENT_REQUESTS_PER_S) is the operator's to set.
 """
 PER_S = 20
 MOST = 2.0
@@ -132,7 +134,7 @@ def _attack(stack: WrittenStack, name: str) -> str:
         working_dir="/clone",
         environment={"PYTHONPATH": "/clone"},
         cpu_shares=2,
-        nano_cpus=int(FEWER_CORES.get(name, CORES) * 1e9),
+        nano_cpus=int((FLOOD_CORES if name.startswith(FLOODS) else CORES) * 1e9),
     )
     return said.decode().strip()
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from controller.engines.privileges import KILLED_FIRST
 from controller.swarm.engine.service_spec import DNS, FILES, LIMITS, PLAIN, PLAIN_HOST, TMPFS_OPTION
 
 Json = Any
@@ -35,6 +36,7 @@ _OF_THE_HOST = frozenset(
     {
         *("Binds", "DeviceRequests", "ExtraHosts", "LogConfig", "MemoryReservation", "Mounts", "NetworkMode"),
         *("RestartPolicy", "SecurityOpt", "ShmSize", "Tmpfs"),
+        "OomScoreAdj",  # ours is left out; one of the files is in the list below
         *PLAIN_HOST,
         *DNS,
         *LIMITS,
@@ -56,6 +58,7 @@ def _has_subpath(mounts: Json) -> bool:
 
 _Refuses = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 _REFUSES: Mapping[str, _Refuses] = {
+    "HostConfig.OomScoreAdj": lambda body, host: host.get("OomScoreAdj") not in (None, KILLED_FIRST),
     # An empty one is the image's own.
     "Entrypoint": lambda body, host: body.get("Entrypoint") == [],
     "HostConfig.Binds": lambda body, host: bool(host.get("Binds")),
