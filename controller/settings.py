@@ -55,7 +55,7 @@ class EdgeLimits:
     """Requests of one client address, on average over 10 s (PIERHEAD_CLIENT_REQUESTS_PER_S)."""
     client_websockets: int | None = None
     """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS); None = those that leave as many places of the
-    service free."""
+    service free. 0, none, is the default behind trusted proxies, whose address all clients have."""
     shows_routes: bool = False
     """`/-/routes` and errors for unknown routes and gRPC services list what there is (PIERHEAD_ROUTES=shown)."""
     trusted_proxies: tuple[str, ...] = ()
@@ -295,7 +295,8 @@ class _EnvironmentReader:
 
 def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
     connections = reader.integer("PIERHEAD_MAX_CONNECTIONS", 1, 30_000, 10_000)
-    a_fifth = max(1, connections // 5)
+    a_fifth, proxies = max(1, connections // 5), reader.networks("PIERHEAD_TRUSTED_PROXIES")
+    websockets = reader.integer_if_given("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000)
     return EdgeLimits(
         connections=connections,
         concurrent_streams=reader.integer("PIERHEAD_MAX_CONCURRENT_STREAMS", 1, 10_000, 100),
@@ -303,7 +304,7 @@ def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
         client_connections=reader.integer("PIERHEAD_CLIENT_CONNECTIONS", 0, 100_000, a_fifth),
         client_requests=reader.integer("PIERHEAD_CLIENT_REQUESTS", 0, 1_000_000, a_fifth),
         client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
-        client_websockets=reader.integer_if_given("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000),
+        client_websockets=0 if proxies and websockets is None else websockets,
         shows_routes=reader.choice("PIERHEAD_ROUTES", ("HIDDEN", "SHOWN"), "HIDDEN") == "SHOWN",
-        trusted_proxies=reader.networks("PIERHEAD_TRUSTED_PROXIES"),
+        trusted_proxies=proxies,
     )

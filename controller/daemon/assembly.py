@@ -17,7 +17,7 @@ from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
 from ..files.acme import AcmeWatch
-from ..files.pem import PemWatch
+from ..files.pem import PemWatch, Validity
 from ..files.watch import SpecWatch
 from ..model.keys import NO_KEYS
 from ..observe.contracts import ImageContracts
@@ -253,10 +253,10 @@ def assemble(
     )
 
 
-def _client_certificates(at: Boundaries) -> Mapping[str, float]:
-    """When HAProxy's certificates for clients end, by their files."""
-    found = at.certificates.ends() if at.certificates else {}
-    return at.acme.ends(found) if at.acme else found
+def _client_certificates(at: Boundaries) -> Mapping[str, Validity]:
+    """When HAProxy's certificates for clients are valid, by their files."""
+    found = at.certificates.validity() if at.certificates else {}
+    return at.acme.validity(found) if at.acme else found
 
 
 def _notices_of_files(at: Boundaries, specs: SpecWatch) -> tuple[str, ...]:

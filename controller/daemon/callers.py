@@ -27,8 +27,8 @@ _HOW = f"send {_HEADER} with PIERHEAD_API_TOKEN, or with a token of PIERHEAD_API
 _ROLE_AT_THE_PORT: Role = "deploy"
 """Of this machine's users, without tokens."""
 _USERS = (
-    "on one machine the command `pierhead` needs none, typed by the owner of the project's directory or by a member of "
-    "Docker's group"
+    "on one machine the owner of the project's directory and members of Docker's group can type `pierhead` commands "
+    "without one"
 )
 _HERE = f"the API answers the machine itself (published at 127.0.0.1). For others set PIERHEAD_API_TOKEN, and {_HOW}"
 _HOST = re.compile(r"(?P<name>[^\[\]:]+|\[(?P<address>[^\[\]]+)\])(:[0-9]*)?")

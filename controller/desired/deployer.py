@@ -231,14 +231,18 @@ class Deployer:
             if is_callee and self._changes_with(name, first, look.spec):
                 continue
             theirs, offered = self.state(first), self._offered.get(first)
-            who = f"{first}, which it calls" if is_callee else f"{first}, which calls it at its port"
+            who = f"{first}, which it calls," if is_callee else first
+            if not is_callee and name in look.callees[first]:
+                who = f"{first}, which calls it at its port,"
             if theirs.rollout is not None:
-                return f"{who}, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
+                return f"{who} goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
             rejected = theirs.rejection_of(offered)
             if rejected is not None:
-                if begun_at is not None and rejected.at > begun_at:
+                is_asked = state.approved is not None and state.approved == self._offered.get(name)
+                # A caller that has no sockets fails for sure; a callee that was rolled back before may do without.
+                if (begun_at is not None and rejected.at > begun_at) or not (is_callee or is_asked):
                     return (
-                        f"the new version of {who}, was rolled back; it waits for the next version of {first}, or for "
+                        f"the new version of {who} was rolled back; it waits for the next version of {first}, or for "
                         f"`pierhead deploy {name}`"
                     )
             elif (
@@ -247,7 +251,7 @@ class Deployer:
                 and not self._is_manual
                 and first not in self._absent  # without replicas it takes the new version at once
             ):
-                return f"{who}, goes first: {offered}"
+                return f"{who} goes first: {offered}"
         return ""
 
     def _changes_with(self, name: str, callee: str, spec: Spec) -> bool:

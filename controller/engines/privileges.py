@@ -9,7 +9,7 @@ MOST_PROCESSES = 8192
 
 KILLED_FIRST = 500
 """`oom_score_adj` of a replica without its own: where the machine's memory ends, the kernel kills replicas, the
-greatest first, before HAProxy, the controller, the engine and what else runs there. Anybody may raise the number.
+greatest first, before HAProxy, the controller, the engine and other programs. Anybody may raise the number.
 """
 
 

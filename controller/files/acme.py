@@ -10,8 +10,11 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import errno
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +24,7 @@ from pierhead.files import replace_file
 
 from ..model.text import told, whole_number
 from .certificates import CERTIFICATES
-from .pem import LOOK_S, WrongFiles
+from .pem import LOOK_S, Validity, WrongFiles, read_files
 from .watch import EventRecorder
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ DIRECTORY, FILE = "tls", "acme.pem"
 ACME_CERTIFICATES = replace(
     CERTIFICATES,
     variable="PIERHEAD_TLS=acme",
-    remedy="Restart the controller, which makes it",
+    remedy="Restart the controller: it makes a placeholder, and the container acme asks for another certificate",
     renewal="it should have been renewed long before; `pierhead logs acme` says what is in the way",
 )
 _PLACEHOLDER_DAYS = 3650
@@ -50,7 +53,10 @@ def prepare(place: Path, domains: Sequence[str], now: float) -> str:
     thumbprint = _thumbprint(_account(place / "account.key"))
     _write(place / "thumbprint", thumbprint)
     (place / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
-    if not (place / DIRECTORY / FILE).exists():
+    try:
+        read_files(ACME_CERTIFICATES, place, DIRECTORY, now)
+    except WrongFiles:
+        (place / "obtained").unlink(missing_ok=True)  # so that the container asks for another one
         _write(place / DIRECTORY / FILE, _placeholder(domains, now))
     return thumbprint
 
@@ -76,7 +82,7 @@ def check_authority(root: Path, name: str) -> None:
 
 @dataclass
 class AcmeWatch:
-    """Tells what stands between the clients and the certificate that they are to get."""
+    """Reads whether there is a certificate for the domains, and why not."""
 
     place: Path
     domains: tuple[str, ...]
@@ -88,9 +94,10 @@ class AcmeWatch:
     _placeholder_of: float | None = None
     """When the placeholder in force was made; None = there is a certificate."""
 
-    def ends(self, found: Mapping[str, float]) -> Mapping[str, float]:
-        """When the certificate ends, by its file. That of a placeholder, which no client trusts, has never begun."""
-        return found if self._placeholder_of is None else {FILE: self._placeholder_of}
+    def validity(self, found: Mapping[str, Validity]) -> Mapping[str, Validity]:
+        """When the certificate is valid, by its file: a placeholder, which no client trusts, never."""
+        made_at = self._placeholder_of
+        return found if made_at is None else {FILE: Validity(made_at, made_at)}
 
     def notices(self) -> tuple[str, ...]:
         """What an operator has to do."""
@@ -111,7 +118,7 @@ class AcmeWatch:
         if self._placeholder_of is not None or self._missing:
             words = (
                 f"no ACME server has given a certificate for {', '.join(self.domains)} yet. Until then {state}; "
-                f"`pierhead logs acme` says how far the attempt is"
+                f"`pierhead logs acme` shows the attempts"
             )
             return (words,)
         return ()
@@ -123,7 +130,10 @@ class AcmeWatch:
         self._placeholder_of, self._missing = self._read_certificate()
         if self._failure == before:
             return ""
-        return self.notices()[0] if self._failure else "the ACME server has given the certificate"
+        if self._failure:
+            return self.notices()[0]
+        is_there = self._placeholder_of is None and not self._missing
+        return "the ACME server has given the certificate" if is_there else ""
 
     async def run(self, events: EventRecorder) -> None:
         """Look until cancelled."""
@@ -136,8 +146,7 @@ class AcmeWatch:
     def _read_failure(self) -> tuple[str, int | None]:
         """Why there is no certificate, and when the next attempt is. The server's own words are in it."""
         try:
-            with (self.place / "failure").open("rb") as file:
-                text, next_at, *_ = *file.read(_MOST_BYTES).decode(errors="replace").split("\n"), ""
+            text, next_at, *_ = *_read(self.place / "failure").decode(errors="replace").split("\n"), ""
         except OSError:
             return "", None
         at = whole_number(next_at)
@@ -164,13 +173,23 @@ def _write(path: Path, text: str) -> None:
     replace_file(path, text.encode(), 0o600)
 
 
+def _read(path: Path) -> bytes:
+    """The beginning of a file of the container's, which the network reaches: no link that leads elsewhere, and nothing
+    that waits for a writer. Raises OSError.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return file.read(_MOST_BYTES)
+
+
 def _account(file: Path) -> EllipticCurvePrivateKey:
     """The account's key; a new one where there is none that can be read."""
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     with contextlib.suppress(OSError, ValueError):
-        key = load_pem_private_key(file.read_bytes(), None)
+        key = load_pem_private_key(_read(file), None)
         if isinstance(key, EllipticCurvePrivateKey):
             return key
     made = generate_private_key(SECP256R1())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .pem import SMALLEST_RSA, PemKind, Wrong, date
+from .pem import SMALLEST_RSA, PemKind, Validity, Wrong, date
 
 _KEY = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL)
 
 
-def _checked(path: Path, text: str, now: float) -> tuple[str, float]:
+def _checked(path: Path, text: str, now: float) -> tuple[str, Validity]:
     """The file's text, and when its certificate ends."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -30,12 +30,14 @@ def _checked(path: Path, text: str, now: float) -> tuple[str, float]:
         )
     if isinstance(of_certificate, RSAPublicKey) and of_certificate.key_size < SMALLEST_RSA:
         raise Wrong(f"its RSA key has {of_certificate.key_size} bits, and HAProxy wants {SMALLEST_RSA} at least")
-    begin, end = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
-    if begin > now:
-        raise Wrong(f"its certificate is not valid before {date(begin)}: put another there, or set the clock right")
-    if end <= now:
-        raise Wrong(f"its certificate ended on {date(end)}: put a new one there")
-    return text, end
+    valid = Validity(leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp())
+    if valid.begin > now:
+        raise Wrong(
+            f"its certificate is not valid before {date(valid.begin)}: put another there, or set the clock right"
+        )
+    if valid.end <= now:
+        raise Wrong(f"its certificate ended on {date(valid.end)}: put a new one there")
+    return text, valid
 
 
 CERTIFICATES = PemKind(

@@ -11,14 +11,16 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import InvalidRequest
 from .watch import EventRecorder
 
 LOOK_S = 2.0
 REPLACE = "put a new one in its place"
-SOON_S = 14 * 86_400
-"""What ends within this time is reported."""
+SOON_S, SOON_SHARE = 14 * 86_400, 0.25
+"""What ends within this time is reported if that is also less than this share of its lifetime: private authorities
+give certificates for a day."""
 SMALLEST_RSA = 2048
 """OpenSSL, in HAProxy, refuses certificates of smaller keys, and JSON Web Tokens want as much (RFC 7518, 3.3)."""
 
@@ -35,6 +37,17 @@ class Wrong(Exception):
     """What is wrong with a file, and what to do."""
 
 
+class Validity(NamedTuple):
+    """From when until when something is valid, as unix times."""
+
+    begin: float
+    end: float
+
+    def ends_soon(self, now: float) -> bool:
+        """Whether it is to be replaced now, or has ended."""
+        return self.end - now < min(SOON_S, SOON_SHARE * (self.end - self.begin))
+
+
 @dataclass(frozen=True, slots=True)
 class PemKind:
     """What the files are for."""
@@ -45,9 +58,9 @@ class PemKind:
     """Names the directory."""
     remedy: str
     """What to do where there is no file."""
-    check: Callable[[Path, str, float], tuple[str, float | None]]
-    """Of a file, its text and the time now: the text that HAProxy gets, and until when it is valid, if it ends. Raises
-    Wrong."""
+    check: Callable[[Path, str, float], tuple[str, Validity | None]]
+    """Of a file, its text and the time now: the text that HAProxy gets, and when it is valid, if it ends. Raises Wrong.
+    """
     renewal: str = REPLACE
     """What to do where one ends soon."""
 
@@ -63,31 +76,31 @@ class PemFiles:
 
     files: Mapping[str, str]
     """The text of each, by name."""
-    ends: Mapping[str, float]
-    """Until when those are valid that end (unix time), by path."""
+    validity: Mapping[str, Validity]
+    """When those are valid that end, by path."""
 
     def ending(self, now: float, renewal: str = REPLACE) -> tuple[str, ...]:
         """A sentence for each file whose certificate ends soon, or has ended."""
         return tuple(
-            f"{path}: its certificate {'ends' if end > now else 'ended'} on {date(end)}: {renewal}"
-            for path, end in self.ends.items()
-            if end - now < SOON_S
+            f"{path}: its certificate {'ends' if valid.end > now else 'ended'} on {date(valid.end)}: {renewal}"
+            for path, valid in self.validity.items()
+            if valid.ends_soon(now)
         )
 
 
 def read_files(kind: PemKind, root: Path, directory: str, now: float) -> PemFiles:
     """Read and check every .pem file of a directory of the project. Raises WrongFiles."""
-    texts, ends, problems = dict[str, str](), dict[str, float](), list[str]()
+    texts, validity, problems = dict[str, str](), dict[str, Validity](), list[str]()
     for path in _paths(kind, root, directory):
         try:
-            texts[path.name], end = kind.check(path, _text(path, root), now)
+            texts[path.name], valid = kind.check(path, _text(path, root), now)
         except Wrong as wrong:
             problems.append(f"{path}: {wrong}")
         else:
-            ends |= {} if end is None else {str(path): end}
+            validity |= {} if valid is None else {str(path): valid}
     if problems:
         raise WrongFiles(*problems)
-    return PemFiles(texts, ends)
+    return PemFiles(texts, validity)
 
 
 def _paths(kind: PemKind, root: Path, directory: str) -> list[Path]:
@@ -140,9 +153,9 @@ class PemWatch:
         kept = f"Until then HAProxy keeps the {self.kind.name} that it was given before"
         return tuple(f"{words}. {kept}" for words in self._wrong) + self._good.ending(self.wall(), self.kind.renewal)
 
-    def ends(self) -> Mapping[str, float]:
-        """Until when the files that HAProxy has are valid (unix time), by name."""
-        return {Path(path).name: end for path, end in self._good.ends.items()}
+    def validity(self) -> Mapping[str, Validity]:
+        """When the files that HAProxy has are valid, by name."""
+        return {Path(path).name: valid for path, valid in self._good.validity.items()}
 
     def look(self) -> str:
         """Read the files; "" or the sentence for an event."""

@@ -94,7 +94,7 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
 
 
 def _room_words(draft: Draft, spec: ServiceSpec, missing: int) -> str:
-    """How far it will come, where not all of the missing replicas fit on the machine."""
+    """How many of the missing replicas fit on the machine, where not all do."""
     left = draft.machine.left(spec)
     if left is None or left >= missing:
         return ""

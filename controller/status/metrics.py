@@ -213,7 +213,13 @@ def _stack(view: View) -> Iterator[Metric]:
         "pierhead_client_certificate_expiry_timestamp_seconds",
         "When a certificate of HAProxy for clients ends (unix time), in the past for a placeholder; none without TLS.",
         "file",
-        sorted(view.client_certificates.items()),
+        [(file, end) for file, (_, end) in sorted(view.client_certificates.items())],
+    )
+    yield _gauge(
+        "pierhead_client_certificate_lifetime_seconds",
+        "How long a certificate of HAProxy for clients is valid as a whole.",
+        "file",
+        [(file, end - begin) for file, (begin, end) in sorted(view.client_certificates.items())],
     )
     routing = view.observed.routing
     yield _gauge(

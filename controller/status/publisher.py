@@ -45,8 +45,8 @@ class Publisher:
     _clock: Callable[[], float]
     _wall: Callable[[], float]
     _certificate_ends_at: float | None = None
-    _client_certificates: Callable[[], Mapping[str, float]] = dict
-    """When those of HAProxy end, by the names of their files."""
+    _client_certificates: Callable[[], Mapping[str, tuple[float, float]]] = dict
+    """From when until when those of HAProxy are valid, by the names of their files."""
     _file_notices: Callable[[], tuple[str, ...]] = tuple
 
     def __post_init__(self) -> None:

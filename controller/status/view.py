@@ -58,8 +58,8 @@ class View:
     haproxy_reachable: bool | None = None
     certificate_ends_at: float | None = None
     """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
-    client_certificates: Mapping[str, float] = field(default_factory=dict)
-    """When those that HAProxy has for clients end (unix time), by the names of their files."""
+    client_certificates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """From when until when those that HAProxy has for clients are valid (unix times), by the names of their files."""
     ahead_s: float = 0.0
     """Seconds by which the wall clock was ahead of the controller's clock at `at`."""
 

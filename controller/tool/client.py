@@ -15,7 +15,7 @@ from typing import Any
 from ..build import BUILD_HEADER, current_build
 from . import output as out
 from .errors import BadInput, CommandError, NotYet, Unreachable
-from .project.direct import as_http, is_address, opened, reason
+from .project.direct import UNIX, as_http, is_address, opened, reason
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
@@ -100,7 +100,7 @@ class ControllerClient:
             ) from error
 
     def _silent(self, error: Exception) -> Unreachable:
-        if isinstance(reason(error), PermissionError):
+        if self._url.startswith(UNIX) and isinstance(reason(error), PermissionError):
             return Unreachable(
                 f"{self._url} lets in root, the owner of the project's directory and members of Docker's group; others "
                 "ask at the API's port (PIERHEAD_API_URL, and PIERHEAD_API_TOKEN for a token)"
@@ -113,7 +113,7 @@ class ControllerClient:
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         """Raises CommandError and its kinds; URLError where nothing was sent, OSError or HTTPException later on."""
         if not is_address(self._url):
-            raise BadInput(f"PIERHEAD_API_URL: expected http://host:port, found {self._url!r}")
+            raise BadInput(f"PIERHEAD_API_URL: expected http://host:port or unix:///path, found {self._url!r}")
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self._token:
             _check_token(self._token)

@@ -14,13 +14,13 @@ server=$PIERHEAD_ACME_SERVER
 email=$PIERHEAD_ACME_EMAIL
 wanted="$server $email $domains"
 
-look_s=43200
+look_s=3600
 attempt_s=300
 # After failures: 4 attempts in the first hour, as Let's Encrypt allows 5 that fail.
 first_delay_s=300
 most_delay_s=21600
 
-say() { echo "acme: $*" >&2; }
+say() { printf 'acme: %s\n' "$*" >&2; }
 
 # put FILE: standard input, in one step.
 put() {
@@ -107,7 +107,8 @@ fi
 
 while :; do
   now=$(date +%s)
-  if [ -n "$asked" ] || { [ "$now" -ge "$next" ] && is_due; }; then
+  # After a failed attempt, also one that SIGHUP asked for, there is another one.
+  if [ -n "$asked" ] || { [ "$now" -ge "$next" ] && { [ "$next" -gt 0 ] || is_due; }; }; then
     is_answered || say "waiting until HAProxy answers for the account"
     until is_answered; do sleep 2; done
     say "asking $server for a certificate for $domains"

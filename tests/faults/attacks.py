@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tests.harness.http2 import PREFACE, data, head, reset
 
@@ -84,8 +85,8 @@ class Target:
 
         await self._together(one for _ in range(count))
 
-    async def flood(self, clients: int, port: int, requests: Iterator[bytes]) -> None:
-        """Clients that send one request after the other, and throw the answers away."""
+    async def flood(self, clients: int, port: int, requests: Callable[[], Iterator[bytes]]) -> None:
+        """Clients that send one request after the other, and throw the answers away. `requests`: of a connection."""
 
         async def one() -> None:
             while True:
@@ -93,8 +94,10 @@ class Target:
                     async with self.connected(port) as (reader, writer):
                         dropping = asyncio.ensure_future(_drop(reader))
                         try:
-                            while not reader.at_eof():
-                                writer.write(next(requests))
+                            for request in requests():
+                                if reader.at_eof():
+                                    break
+                                writer.write(request)
                                 self.sent += 1
                                 async with asyncio.timeout(WRITE_S):
                                     await writer.drain()
@@ -154,22 +157,39 @@ def _half_open(path: str, fields: dict[str, str]) -> bytes:
 
 
 def _resets(fields: dict[str, str]) -> Iterator[bytes]:
-    """A new connection every 20,000 streams: what goes out is one piece of 500 requests, each taken back at once."""
-    for number in itertools.count():
-        first = (number % 40) * 500
-        begin = PREFACE if first == 0 else b""
+    """20,000 streams of a connection, in pieces of 500 requests, each taken back at once."""
+    yield PREFACE
+    for first in range(0, 20_000, 500):
         streams = range(2 * first + 1, 2 * (first + 500) + 1, 2)
-        yield begin + b"".join(head(stream, fields, ends=True) + reset(stream) for stream in streams)
+        yield b"".join(head(stream, fields, ends=True) + reset(stream) for stream in streams)
 
 
-def _deep() -> Iterator[bytes]:
+def _paths() -> Callable[[], Iterator[bytes]]:
+    numbers = itertools.count()  # of all connections together
+    return lambda: (f"GET /none/{number} HTTP/1.1\r\nhost: edge\r\n\r\n".encode() for number in numbers)
+
+
+def _calls() -> Callable[[], Iterator[bytes]]:
+    """50 calls a connection, of services that nobody has."""
+    numbers = itertools.count()
+
+    def of_one() -> Iterator[bytes]:
+        service = next(numbers)
+        yield PREFACE + b"".join(
+            head(2 * stream + 1, _h2(f"/a{service}.S/M", **_GRPC), ends=True) for stream in range(50)
+        )
+
+    return of_one
+
+
+def _deep() -> Callable[[], Iterator[bytes]]:
     bodies = [
         b'{"model": "steady", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"model": "steady", "max_tokens": ' + b"9" * 900_000 + b"}",
         json.dumps({f"key-{number}": number for number in range(80_000)}).encode(),
     ]
     packed = gzip.compress(bytes(100_000_000))
-    yield from itertools.cycle([*map(_body, bodies), _body(packed, "content-encoding: gzip")])
+    return partial(itertools.cycle, [*map(_body, bodies), _body(packed, "content-encoding: gzip")])
 
 
 def _api() -> Iterator[bytes]:
@@ -232,24 +252,17 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
     "slow heads": lambda at: at.hold(3000, at.http, b"GET /echo?message=hi HTTP/1.1\r\nhost: e", b"dge\r\n"),
     "idle connections": lambda at: at.hold(10_100, at.http),
     "idle WebSockets": lambda at: at.hold(1500, at.http, UPGRADE),
-    "rapid reset, HTTP": lambda at: at.flood(4, at.http, _resets(_h2("/echo?message=hi") | {":method": "GET"})),
-    "rapid reset, gRPC": lambda at: at.flood(4, at.grpc, _resets(CALL)),
-    "invented paths": lambda at: at.flood(
-        8, at.http, (f"GET /none/{number} HTTP/1.1\r\nhost: edge\r\n\r\n".encode() for number in range(60_000))
+    "rapid reset, HTTP": lambda at: at.flood(
+        4, at.http, partial(_resets, _h2("/echo?message=hi") | {":method": "GET"})
     ),
-    "invented calls": lambda at: at.flood(
-        4,
-        at.grpc,
-        (
-            PREFACE + b"".join(head(2 * stream + 1, _h2(f"/a{number}.S/M", **_GRPC), ends=True) for stream in range(50))
-            for number in range(6_000)
-        ),
-    ),
+    "rapid reset, gRPC": lambda at: at.flood(4, at.grpc, partial(_resets, CALL)),
+    "invented paths": lambda at: at.flood(8, at.http, _paths()),
+    "invented calls": lambda at: at.flood(4, at.grpc, _calls()),
     "JSON without a bottom": lambda at: at.flood(4, at.http, _deep()),
     "streams of 50 tokens that nobody reads": lambda at: at.hold(200, at.http, _stream(50), reads=False),
     "streams of a million tokens that nobody reads": lambda at: at.hold(200, at.http, _stream(1_000_000), reads=False),
-    "API, by a neighbour and a rebound page": lambda at: at.flood(4, API, _api()),
-    "admin page, by a neighbour": lambda at: at.flood(4, ADMIN, _admin()),
+    "API, by a neighbour and a rebound page": lambda at: at.flood(4, API, _api),
+    "admin page, by a neighbour": lambda at: at.flood(4, ADMIN, _admin),
     "Discovery watches": lambda at: at.hold(6, DISCOVERY, _watches()),
     "hostile labels and logs": _logs,
 }

@@ -12,6 +12,7 @@ the next: the worst of these is what is usual, and an attack that seems to doubl
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -101,6 +102,8 @@ def _run(stack: WrittenStack, name: str, seen: Seen) -> None:
     with Clients(loads):
         came = _attack(stack, name)
     http, grpc = (one.result for one in loads)
+    for attack, count in json.loads(came.splitlines()[-1]).items():
+        assert attack == NOTHING or count["open"] + count["sent"] > 0, f"{attack} did nothing"
     print(f"{name}: {came}\n  HTTP {http}\n  gRPC {grpc}", flush=True)
     seen.http.append(http)
     seen.grpc.append(grpc)

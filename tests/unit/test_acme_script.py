@@ -95,7 +95,7 @@ def container(tmp_path: Path) -> Container:
 def test_a_certificate_is_asked_once_and_again_when_a_third_of_its_time_is_left(container: Container) -> None:
     file = container.place / "tls" / "acme.pem"
     with container.running():
-        container.waits(43200, 43200)
+        container.waits(3600, 3600)
         asked, key = container.lines("asked")
         assert "--domains shop.example --domains www.shop.example --http" in asked
         assert "--server https://ca.example:9000/dir --email ops@shop.example" in asked
@@ -104,16 +104,16 @@ def test_a_certificate_is_asked_once_and_again_when_a_third_of_its_time_is_left(
         assert (file.read_text(), file.stat().st_mode & 0o777) == (given, 0o600)
         assert not list((container.place / "tmp").glob("lego*")), "no key is left there"
     with container.running():
-        container.waits(43200, 43200)
+        container.waits(3600, 3600)
         assert container.attempts == 1, "nothing is due"
     for begins, is_due in ((-59, False), (-61, True)):
         write(file, *made("shop.example", now=time.time(), begins=begins, ends=90 + begins))
         (container.place / "asked").unlink(missing_ok=True)
         with container.running():
-            container.waits(43200, 43200)
+            container.waits(3600, 3600)
             assert container.attempts == is_due, begins
     with container.running("shop.example"):
-        container.waits(43200, 43200)
+        container.waits(3600, 3600)
         assert container.lines("obtained") == [WANTED.rpartition(" ")[0]], "other names are another certificate"
 
 
@@ -144,7 +144,7 @@ def test_after_failures_it_waits_longer_and_longer_also_across_restarts(containe
     with container.running("shop.example") as process:
         container.waits(200, 300)
         process.send_signal(signal.SIGHUP)
-        container.waits(43200, 43200)
+        container.waits(3600, 3600)
         assert not (container.place / "failure").exists()
 
 
@@ -155,7 +155,7 @@ def test_no_server_is_asked_before_haproxy_answers_for_the_account(container: Co
         process.send_signal(signal.SIGHUP)
         assert container.attempts == 0
         write(container.place / "haproxy", "")
-        container.waits(43200, 43200)
+        container.waits(3600, 3600)
         assert container.attempts == 1
 
 
@@ -165,3 +165,19 @@ def test_a_certificate_that_cannot_be_stored_is_a_failure(container: Container) 
         container.waits(299, 300)
         assert "No such file or directory" in container.lines("failure")[0]
         assert not (container.place / "tls" / "acme.pem").exists()
+
+
+def test_a_renewal_that_was_asked_for_and_failed_is_tried_again(container: Container) -> None:
+    """Though the certificate is not due."""
+    with container.running() as process:
+        container.waits(3600, 3600)
+        write(container.place / "refuses", "")
+        process.send_signal(signal.SIGHUP)
+        container.waits(299, 300)
+        (container.place / "refuses").unlink()
+    lines = container.lines("failure")
+    write(container.place / "failure", "\n".join([lines[0], str(int(time.time()) - 1), *lines[2:], ""]))
+    with container.running():
+        container.waits(3600, 3600)
+        assert container.attempts == 3
+        assert not (container.place / "failure").exists()

@@ -42,7 +42,10 @@ def up(*, watch: bool = False, apps: str = "", gpu: str = "") -> None:
 
 def upgrade(file: str) -> None:
     """Write a backup into a file, then `up`. Raises as `up`, and Told without a backup, with nothing changed."""
-    if status := Programs().call(*own_program("controller.tool", "backup", file), variables={}):
+    if file == "-":
+        raise InvalidRequest("FILE: name a file; its secrets are not shown. Nothing was changed.")
+    here = {"PIERHEAD_API_URL": ""}  # the stack of this directory, which `up` is about
+    if status := Programs().call(*own_program("controller.tool", "backup", file), variables=here):
         raise Told(status)
     up()
 

@@ -5,6 +5,7 @@ unix:///run/name.sock is the URL of a Unix socket.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import socket
 import ssl
@@ -56,15 +57,20 @@ def opened(request: str | urllib.request.Request, timeout_s: float) -> Any:
     return _OPENER.open(request, timeout=timeout_s)
 
 
+@functools.cache
+def _opener_here() -> urllib.request.OpenerDirector:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    https = urllib.request.HTTPSHandler(context=context)
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http(), https)
+
+
 def status_here(address: str, timeout_s: float) -> int:
     """The HTTP status that a GET on this machine is answered with; 0 where nothing answers. Over HTTPS any
     certificate is taken: none has the machine's own address.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    handlers = (urllib.request.ProxyHandler({}), _Http(), urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.build_opener(*handlers).open(address, timeout=timeout_s) as answer:
+        with _opener_here().open(address, timeout=timeout_s) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()

@@ -78,7 +78,7 @@ def address() -> str:
     host = written.get("PIERHEAD_BIND") or "127.0.0.1"
     if host in ("0.0.0.0", "[::]"):  # every address of this machine
         host = "127.0.0.1"
-    if written.get("PIERHEAD_TLS", "off").lower() == "off":
+    if (written.get("PIERHEAD_TLS") or "off").lower() == "off":
         return f"http://{host}:{written['PIERHEAD_HTTP_PORT']}"
     return f"https://{host}:{written.get('PIERHEAD_HTTPS_PORT') or 8443}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import stat
 import subprocess
 from hashlib import sha256
@@ -15,7 +16,7 @@ from cryptography import x509
 
 from controller.files import acme
 from controller.files.acme import ACME_CERTIFICATES, DIRECTORY, FILE, AcmeWatch, prepare
-from controller.files.pem import read_files
+from controller.files.pem import Validity, read_files
 from controller.model.reports import EventOutcome
 from tests.harness.certificates import DAY_S, made, write
 from tests.harness.waiting import until
@@ -41,6 +42,29 @@ def test_the_key_and_a_placeholder_are_made_once(tmp_path: Path) -> None:
 def test_a_key_that_cannot_be_used_is_made_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "account.key").write_text(text)
     assert prepare(tmp_path, DOMAINS, NOW) == prepare(tmp_path, DOMAINS, NOW)
+
+
+@pytest.mark.parametrize("text", [None, "", "nonsense", "".join(made(*DOMAINS, now=NOW, begins=-90, ends=-1))])
+def test_what_is_lost_damaged_or_over_is_asked_for_again(tmp_path: Path, text: str | None) -> None:
+    prepare(tmp_path, DOMAINS, NOW)
+    write(tmp_path / "obtained", "wanted")
+    if text is None:
+        (tmp_path / DIRECTORY / FILE).unlink()
+    else:
+        write(tmp_path / DIRECTORY / FILE, text)
+    prepare(tmp_path, DOMAINS, NOW)
+    assert not (tmp_path / "obtained").exists()
+    assert "placeholder" in notices(tmp_path)[0]
+
+
+def test_links_and_pipes_of_the_container_are_not_followed(tmp_path: Path) -> None:
+    prepare(tmp_path, DOMAINS, NOW)
+    (tmp_path / "secret").write_text("a token")
+    (tmp_path / "failure").symlink_to(tmp_path / "secret")
+    assert "a token" not in notices(tmp_path)[0]
+    (tmp_path / "account.key").unlink()
+    os.mkfifo(tmp_path / "account.key")
+    prepare(tmp_path, DOMAINS, NOW)
 
 
 def test_the_thumbprint_is_that_of_the_account(tmp_path: Path) -> None:
@@ -75,11 +99,12 @@ def test_what_status_says_until_there_is_a_certificate(tmp_path: Path) -> None:
     (words,) = notices(tmp_path)
     assert words == (
         "no ACME server has given a certificate for shop.example, www.shop.example yet. Until then HAProxy has a "
-        "placeholder that no client trusts; `pierhead logs acme` says how far the attempt is"
+        "placeholder that no client trusts; `pierhead logs acme` shows the attempts"
     )
     watch = AcmeWatch(tmp_path, DOMAINS, "shop", lambda: NOW)
     watch.look()
-    assert watch.ends({FILE: NOW + 1}) == {FILE: NOW - DAY_S}, "its end says nothing: it is no certificate for clients"
+    valid = {FILE: Validity(NOW - 1, NOW + 1)}
+    assert watch.validity(valid) == {FILE: Validity(NOW - DAY_S, NOW - DAY_S)}, "it is no certificate for clients"
     fails(tmp_path, "connection refused")
     (words,) = notices(tmp_path)
     assert words.startswith(
@@ -90,7 +115,7 @@ def test_what_status_says_until_there_is_a_certificate(tmp_path: Path) -> None:
     given(tmp_path, *DOMAINS)
     assert notices(tmp_path) == ()
     watch.look()
-    assert watch.ends({FILE: NOW + 1}) == {FILE: NOW + 1}
+    assert watch.validity(valid) == valid
     fails(tmp_path, "too many certificates")
     (words,) = notices(tmp_path)
     assert ": too many certificates. HAProxy keeps the certificate that it has; the next attempt" in words

@@ -138,7 +138,7 @@ def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(BadInput) as caught:
         ControllerClient(url).get("/")
-    assert str(caught.value) == f"PIERHEAD_API_URL: expected http://host:port, found {url!r}"
+    assert str(caught.value) == f"PIERHEAD_API_URL: expected http://host:port or unix:///path, found {url!r}"
     assert prometheus.read(url).problem == f"PIERHEAD_PROMETHEUS_URL: expected http://host:port, found {url!r}"
 
 

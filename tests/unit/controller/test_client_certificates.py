@@ -94,8 +94,9 @@ def test_every_wrong_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_certificate_that_ends_soon_is_reported(tmp_path: Path) -> None:
-    write(tmp_path / "tls" / "a.pem", *made("a", now=NOW, ends=13))
-    write(tmp_path / "tls" / "b.pem", *made("b", now=NOW, ends=15))
+    write(tmp_path / "tls" / "a.pem", *made("a", now=NOW, begins=-77, ends=13))
+    write(tmp_path / "tls" / "b.pem", *made("b", now=NOW, begins=-75, ends=15))
+    write(tmp_path / "tls" / "of-a-day.pem", *made("c", now=NOW, begins=-0.5, ends=0.5))
     found = read_files(CERTIFICATES, tmp_path, "tls", NOW)
     assert found.ending(NOW) == (
         f"{tmp_path}/tls/a.pem: its certificate ends on 2027-01-28: put a new one in its place",
@@ -202,3 +203,5 @@ async def test_the_status_names_what_is_wrong_and_an_event_what_changed(
         await until(lambda: world.used and not control.view.notices, "the notice goes")
         metric, registry = "pierhead_client_certificate_expiry_timestamp_seconds", controller.publisher.metrics.registry
         assert registry.get_sample_value(metric, {"file": "a.pem"}) == int(NOW + 90 * DAY_S)
+        whole = registry.get_sample_value("pierhead_client_certificate_lifetime_seconds", {"file": "a.pem"})
+        assert whole == 91 * DAY_S
