@@ -39,6 +39,7 @@ def test_a_unix_socket_is_asked_as_an_address_is(tmp_path: Path) -> None:
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         seen.append(handler.headers.get("Host"))
+        handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         sends(handler, 404 if handler.path == "/no" else 200, refusal("no") if handler.path == "/no" else b'{"a": 1}')
 
     with serving(answer, at=path):
