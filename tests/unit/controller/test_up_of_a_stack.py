@@ -309,7 +309,7 @@ TLS = {"PIERHEAD_TLS": "files", "PIERHEAD_TLS_DIR": "certs", "PIERHEAD_HTTPS_POR
 @pytest.fixture
 def project_with_certificates(tmp_path: Path) -> Path:
     """A directory like a project's, with one certificate."""
-    certificates.write(tmp_path / "certs" / "a.pem", *certificates.made("a", now=time.time(), ends=10))
+    certificates.write(tmp_path / "certs" / "a.pem", *certificates.made("a", now=time.time(), begins=-80, ends=10))
     return tmp_path
 
 
