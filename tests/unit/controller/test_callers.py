@@ -46,7 +46,7 @@ def test_without_tokens_the_controllers_own_container_may_everything(peer: str) 
 def test_without_tokens_this_machine_may_deploy_and_is_told_what_an_admin_needs(peer: str) -> None:
     for role in ROLES[:-1]:
         assert keeper().admit(peer, {}, role) == "this machine"
-    with pytest.raises(Forbidden, match=r"this needs the role admin: set PIERHEAD_API_TOKEN .* type `pierhead` commands"):
+    with pytest.raises(Forbidden, match=r"needs the role admin: set PIERHEAD_API_TOKEN .* type `pierhead` commands"):
         keeper().admit(peer, {}, "admin")
 
 
