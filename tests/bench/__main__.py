@@ -121,7 +121,9 @@ class Bench:
         with self._running(visit) as running:
             answer_bytes: dict[str, int] = {}
             if running is not None:
-                answer_bytes = {app: self._answers.check(visit.subject.key, app, running.url) for app in visit.apps}
+                answer_bytes = {
+                    app: self._answers.check(visit.subject.key, app, running.url, running.headers) for app in visit.apps
+                }
                 self._results.footprints.append(footprint(visit, running, "idle"))
                 if running.way_in:
                     self._results.run["way_in"] = running.way_in

@@ -23,18 +23,18 @@ class Answers:
     scores: dict[int, Sequence[float]] = field(default_factory=dict)
     of: str = ""
 
-    def check(self, subject: str, app: str, url: str) -> int:
+    def check(self, subject: str, app: str, url: str, headers: Mapping[str, str] | None = None) -> int:
         """Ask and compare; the size in bytes of a right answer's body. Raises BenchError at the first wrong one."""
         if app == "echo":
             for message in ("", "hi%20there"):
-                _expect(subject, json.loads(_body(f"{url}/echo?message={message}")), echo_answer(message))
-            return len(_body(f"{url}/echo?message="))
+                _expect(subject, json.loads(_body(f"{url}/echo?message={message}", headers)), echo_answer(message))
+            return len(_body(f"{url}/echo?message=", headers))
         if app == "stream":
-            body = _body(f"{url}/echo/stream?message=Hello&num_tokens={TOKENS}")
+            body = _body(f"{url}/echo/stream?message=Hello&num_tokens={TOKENS}", headers)
             _expect(subject, stream_events(body), expected_events("Hello"))
             return len(body)
         for user in USERS:
-            self._same_scores(subject, user, json.loads(_body(f"{url}/recsys/?user_id={user}"))["scores"])
+            self._same_scores(subject, user, json.loads(_body(f"{url}/recsys/?user_id={user}", headers))["scores"])
         return 1  # its length depends on the numbers
 
     def _same_scores(self, subject: str, user: int, scores: Sequence[float]) -> None:
@@ -66,8 +66,8 @@ def stream_events(body: bytes) -> list[tuple[str, str | None]]:
     return [(choice["text"], choice["finish_reason"]) for choice in choices]
 
 
-def _body(url: str) -> bytes:
-    status, body = get(url)
+def _body(url: str, headers: Mapping[str, str] | None) -> bytes:
+    status, body = get(url, headers=headers)
     if status != 200:
         raise BenchError(f"GET {url}: status {status}, {body[:200]!r}")
     return body

@@ -16,7 +16,7 @@ def stream(message: str, count: int) -> bytes:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, path: str, body: bytes) -> None:
-    monkeypatch.setattr(answers, "get", lambda url: (200, body) if path in url else (404, b"nothing here"))
+    monkeypatch.setattr(answers, "get", lambda url, headers=None: (200, body) if path in url else (404, b"nothing here"))
 
 
 def test_a_right_stream_is_accepted_and_a_wrong_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
