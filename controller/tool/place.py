@@ -162,7 +162,8 @@ def _addresses(
 ) -> Mapping[str, str]:
     """Where the API and Prometheus are. Raises NoStack where no controller is to be seen."""
     is_down = controller is None and stack.engine_answers()
-    elsewhere = not stack.environment.get("DOCKER_HOST", "unix:").startswith("unix:")  # the socket is this machine's
+    # The API's socket is this machine's, and the engine's stack may be another one of that name.
+    elsewhere = not (stack.environment.get("DOCKER_HOST") or "unix:").startswith("unix:")
     lets_in = not (is_down or elsewhere) and stack.programs.listens(stack.api_socket)
     api = stack.api_socket if lets_in else controller.api if controller else ""
     if not api and not asks and is_known(command):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -16,7 +17,10 @@ def stream(message: str, count: int) -> bytes:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, path: str, body: bytes) -> None:
-    monkeypatch.setattr(answers, "get", lambda url, headers=None: (200, body) if path in url else (404, b"nothing here"))
+    def get(url: str, headers: Mapping[str, str] | None) -> tuple[int, bytes]:
+        return (200, body) if path in url else (404, b"nothing here")
+
+    monkeypatch.setattr(answers, "get", get)
 
 
 def test_a_right_stream_is_accepted_and_a_wrong_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
