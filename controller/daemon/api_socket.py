@@ -1,5 +1,6 @@
-"""The Unix socket of the API, for users of this machine: the kernel lets in those who have root's power over the stack
-anyway, and tells who they are.
+"""The Unix socket of the API, for users of this machine.
+
+The kernel lets in users who have root's power over the stack without it, and tells the controller their uid.
 """
 
 from __future__ import annotations

@@ -226,8 +226,9 @@ class Deployer:
     def _waits_for(self, name: str, state: ServiceRollout, look: _Look) -> str:
         """Why a rollout of this service may not begin yet, in words; "" when it may."""
         begun_at = state.rollout.begun_at if state.rollout else None
+        callees = all_callees(name, look.callees)
         for first in goes_before(name, look.order):
-            is_callee = first in all_callees(name, look.callees)
+            is_callee = first in callees
             if is_callee and self._changes_with(name, first, look.spec):
                 continue
             theirs, offered = self.state(first), self._offered.get(first)

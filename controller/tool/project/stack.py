@@ -6,7 +6,6 @@ In the clone the stack's files lie in compose/; a project of the user's own has 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from ...errors import ControllerError
 from ...settings import api_socket
 from . import stack_files
-from .engines import ProjectEngine
+from .engines import ProjectEngine, own_program
 from .env_file import EnvFile, setting
 from .programs import Programs
 from .project import Project, engine_of
@@ -138,9 +137,7 @@ class ProjectStack:
     @property
     def command(self) -> tuple[str, ...]:
         """What runs this program's other commands."""
-        if self.project.is_clone:
-            return (str(self.root / "pierhead"),)
-        return (sys.executable, "-P", "-c", "from pierhead_stack import main; main()")
+        return (str(self.root / "pierhead"),) if self.project.is_clone else own_program("controller.tool")
 
     @property
     def kind(self) -> str:
