@@ -157,6 +157,10 @@ class PemWatch:
         """When the files that HAProxy has are valid, by name."""
         return {Path(path).name: valid for path, valid in self._good.validity.items()}
 
+    def files(self) -> Mapping[str, str]:
+        """The text of each file that HAProxy has, by name."""
+        return self._good.files
+
     def look(self) -> str:
         """Read the files; "" or the sentence for an event."""
         before, seen, name = self._wrong, self._fingerprint(), self.kind.name

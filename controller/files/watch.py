@@ -80,7 +80,7 @@ class SpecWatch:
 
     def takes_tokens(self) -> bool:
         """Whether a service asks its clients for a JSON Web Token."""
-        return self.current is not None and any(spec.auth == "jwt" for spec in self.current.services.values())
+        return self.current is not None and self.current.takes_tokens
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""

@@ -326,6 +326,11 @@ class Spec:
     warnings: tuple[str, ...] = ()
     """Compose's warnings about the files, for example a variable that is not set."""
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether a service asks its clients for a JSON Web Token."""
+        return any(service.auth == "jwt" for service in self.services.values())
+
 
 def socket_address(ip: str, port: int) -> str:
     """`ip:port`, an IPv6 address in brackets."""

@@ -104,8 +104,7 @@ class HAProxyRouter:
 
     def use_public_keys(self, files: Mapping[str, str]) -> None:
         """Have HAProxy check tokens by these public keys, likewise. Their files' names do not matter."""
-        numbered = {f"{number}.pem": text for number, text in enumerate(sorted(set(files.values())), 1)}
-        self._use(self._public_keys, numbered)
+        self._use(self._public_keys, haproxy_tokens.named(files.values()))
 
     def _use(self, published: PublishedFiles, files: Mapping[str, str]) -> None:
         """Called by several threads."""
@@ -115,8 +114,11 @@ class HAProxyRouter:
 
     def _rendered(self) -> config.Rendered:
         certificates, public_keys = self._named[self._certificates], self._named[self._public_keys]
-        tls = config.Tls(certificates, self._https_port, self._acme) if self._https_port else None
-        tokens = haproxy_tokens.Tokens(self._token_rules, public_keys, self._public_keys.names(public_keys))
+        tls = None
+        if self._https_port:
+            tls = config.Tls(self._certificates.in_container(certificates), self._https_port, self._acme)
+        directory, names = self._public_keys.in_container(public_keys), self._public_keys.names(public_keys)
+        tokens = haproxy_tokens.Tokens(self._token_rules, directory, names)
         return config.Rendered(self._limits, tls=tls, tokens=tokens)
 
     async def _refresh_file(self) -> None:

@@ -26,7 +26,7 @@ from ..errors import RoutingError
 from ..model.spec import ServiceSpec, by_precedence
 from ..settings import DEFAULT_LIMITS, EdgeLimits
 from . import haproxy_keys, haproxy_tokens
-from .haproxy_text import HASH_LINE, SERVICE, matching
+from .haproxy_text import DIGEST, HASH_LINE, NONE, SECRETS, SERVICE, matching
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 
@@ -35,7 +35,7 @@ _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _HOST = re.compile(r"(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*")
 _NETWORK = re.compile(r"[0-9a-f.:]+/[0-9]{1,3}")
-_CERTIFICATES = re.compile(r"[0-9a-f]{16}|none")
+_CERTIFICATES = re.compile(rf"/run/haproxy/tls/({DIGEST}|{NONE})|{SECRETS}/tls")
 _THUMBPRINT = re.compile(r"([A-Za-z0-9_-]{43})?")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOLD_SERVER_ID = 1_000_000
@@ -106,7 +106,7 @@ class Tls(NamedTuple):
     """What HTTP and gRPC clients get over TLS alone."""
 
     certificates: str
-    """The directory in /run/haproxy/tls."""
+    """The directory, in HAProxy's container."""
     https_port: int
     """At which clients reach HTTPS."""
     acme: str = ""

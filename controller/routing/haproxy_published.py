@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .haproxy_file import write
-from .haproxy_text import NONE
+from .haproxy_text import DIGEST, NONE
 
 
 class PublishedFiles:
@@ -23,9 +23,13 @@ class PublishedFiles:
 
     def __init__(self, run_dir: Path, kind: str) -> None:
         self._place = run_dir / kind
-        self._named = re.compile(rf"/run/haproxy/{kind}/([0-9a-f]{{16}})\b")
+        self._named = re.compile(rf"/run/haproxy/{kind}/({DIGEST})\b")
         self._latest = NONE
         self._changing = threading.Lock()
+
+    def in_container(self, name: str) -> str:
+        """Where HAProxy finds a directory."""
+        return f"/run/haproxy/{self._place.name}/{name}"
 
     def in_config(self, text: str) -> str:
         """The directory that a configuration names; NONE where it names none."""

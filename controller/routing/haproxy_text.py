@@ -25,8 +25,10 @@ HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$
 _EPOCH_LINE = re.compile(r"^    set-var proc\.pierhead_epoch int\((\d+)\)$", re.MULTILINE)
 _SERVERS_MARK = "    # servers: "
 _SERVER_LINE = "    server "
-NONE = "none"
-"""In the place of a directory of the operator's files: there never is one of that name."""
+DIGEST, NONE = "[0-9a-f]{16}", "none"
+"""How directories of the operator's files are called; there never is one of the second name."""
+SECRETS = "/run/secrets"
+"""Where the HAProxy of a Swarm's node has the operator's files, in the directories `tls` and `jwt`."""
 HOLD_SERVER = "hold"
 """The server of each service's backend that leads into the waiting room (haproxy.cfg.j2)."""
 

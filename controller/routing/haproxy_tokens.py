@@ -6,16 +6,18 @@ before (controller/files/public_keys.py), and without any it is told to answer 5
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..settings import CLAIM, DEFAULT_TOKENS, TOKEN_ALGORITHMS, TokenRules
-from .haproxy_text import NONE, matching
+from .haproxy_text import DIGEST, NONE, SECRETS, matching
 
 LEEWAY_S = 30
 """How far the identity provider's clock may be off."""
-_DIRECTORY = re.compile(r"[0-9a-f]{16}|none")
-_FILE = re.compile(r"[0-9]+\.pem")
+_DIRECTORY = re.compile(rf"/run/haproxy/jwt/({DIGEST}|{NONE})|{SECRETS}/jwt")
+_FILE = re.compile(r"[0-9a-f]{1,16}\.pem")
 
 
 class Tokens(NamedTuple):
@@ -23,11 +25,16 @@ class Tokens(NamedTuple):
 
     rules: TokenRules
     directory: str
-    """Of public keys, in /run/haproxy/jwt."""
+    """Of public keys, in HAProxy's container."""
     files: tuple[str, ...]
 
 
-NO_KEYS = Tokens(DEFAULT_TOKENS, NONE, ())
+def named(public_keys: Iterable[str]) -> dict[str, str]:
+    """The files that HAProxy gets, by names that follow from the keys: other keys next to one change nothing for it."""
+    return {f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pem": text for text in public_keys}
+
+
+NO_KEYS = Tokens(DEFAULT_TOKENS, f"/run/haproxy/jwt/{NONE}", ())
 
 
 def checked(tokens: Tokens) -> dict[str, Any]:
@@ -38,7 +45,7 @@ def checked(tokens: Tokens) -> dict[str, Any]:
         "issuer": rules.issuer and matching(CLAIM, rules.issuer, "issuer of tokens"),
         "audience": rules.audience and matching(CLAIM, rules.audience, "audience of tokens"),
         "in_a_list": _in_a_list(rules.audience),
-        "files": [f"/run/haproxy/jwt/{directory}/{matching(_FILE, file, 'public key')}" for file in tokens.files],
+        "files": [f"{directory}/{matching(_FILE, file, 'public key')}" for file in tokens.files],
         "leeway_s": LEEWAY_S,
     }
 

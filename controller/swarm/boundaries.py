@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..daemon.boundaries import Boundaries, connected
 from ..daemon.callers import Gatekeeper
+from ..files.certificates import CERTIFICATES
+from ..files.pem import REPLACE, PemKind, PemWatch
+from ..files.public_keys import public_keys
+from ..routing.haproxy_config import Tls
+from ..routing.haproxy_text import SECRETS
+from ..routing.haproxy_tokens import Tokens
 from ..settings import Settings
 from ..storage.store import StateStore
 from . import certificates
@@ -52,9 +59,12 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             yield None
             return
         await ends.enter_async_context(state_lease(holder))
+        certificates_of_clients = await _watch(settings, CERTIFICATES, "tls") if settings.has_tls else None
+        public_keys_of_tokens = await _watch(settings, public_keys(settings.tokens.algorithm), "jwt")
+        key_files = tuple(sorted(public_keys_of_tokens.files()))
         yield Boundaries(
             engine=engine,
-            router=await _router(settings, engine, tls, holder.epoch, ends),
+            router=await _router(settings, engine, tls, holder.epoch, key_files, ends),
             source=KeptProject(settings.project, KeptText(compose_files_of(configs, settings.project))),
             store=StateStore(holder.rows),
             clock=holder.controller_clock,
@@ -62,6 +72,8 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             acts=holder.acts,
             node_commands=SwarmNodeCommands,
             certificate_ends_at=tls.ends_at,
+            certificates=certificates_of_clients,
+            public_keys=public_keys_of_tokens,
         )
 
 
@@ -81,12 +93,36 @@ class _Tls:
         return cls(server, client, certificates.ends_at(own.read_text()))
 
 
+async def _watch(settings: Settings, kind: PemKind, directory: str) -> PemWatch:
+    """Of files that the edges have as well (controller/swarm/up/). With others Swarm replaces the controller."""
+    of_swarm = replace(
+        kind,
+        remedy="`pierhead up` puts those of the project there",
+        renewal=f"{REPLACE} in the project, and type `pierhead up`",
+    )
+    watch = PemWatch(of_swarm, settings.secrets_dir, directory, lambda _: None, time.time)
+    await asyncio.to_thread(watch.look)
+    return watch
+
+
 async def _router(
-    settings: Settings, engine: SwarmEngine, tls: _Tls, epoch: int, ends: contextlib.AsyncExitStack
+    settings: Settings,
+    engine: SwarmEngine,
+    tls: _Tls,
+    epoch: int,
+    key_files: tuple[str, ...],
+    ends: contextlib.AsyncExitStack,
 ) -> EdgesRouter:
     """Serve the edges their routes, and return the router over them."""
     routes = PublishedRoutes(epoch)
     await ends.enter_async_context(routes.serving(settings.api_host, PORT, tls.server))
-    router = EdgesRouter(lambda: engine.edges(settings.project), over_tls(tls.client, epoch), routes, settings.edge)
+    router = EdgesRouter(
+        lambda: engine.edges(settings.project),
+        over_tls(tls.client, epoch),
+        routes,
+        settings.edge,
+        Tls(f"{SECRETS}/tls", settings.https_port) if settings.has_tls else None,
+        Tokens(settings.tokens, f"{SECRETS}/jwt", key_files),
+    )
     ends.push_async_callback(router.close)
     return router

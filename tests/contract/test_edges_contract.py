@@ -7,6 +7,7 @@ import contextlib
 import re
 import socket
 import ssl
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,14 @@ from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import AddServer, SetServerState, SetWaitingRoom
 from controller.model.world import ServerState
 from controller.routing import haproxy_config
+from controller.routing.haproxy_config import Tls
 from controller.routing.haproxy_text import epoch_of
+from controller.routing.haproxy_tokens import Tokens, named
+from controller.settings import TokenRules
 from controller.swarm.edges.router import RUNTIME_PORT
 from controller.swarm.edges.routes import PublishedRoutes
+from tests.harness import tokens
+from tests.harness.certificates import made
 from tests.harness.edge import Replica, observe, service, with_probe_port, write_routes
 from tests.harness.edge_nodes import EPOCH, Nodes
 from tests.harness.waiting import PATIENCE_S, until
@@ -169,3 +175,36 @@ async def test_an_edge_that_is_stopped_says_so_first_and_finishes_what_it_has_be
         replica.let_go.set()
         assert (await held).status == 200
         assert await stopping == 0
+
+
+async def test_edges_speak_tls_and_check_tokens_with_the_files_that_swarm_gave_them(nodes: Nodes) -> None:
+    key, before, others = (tokens.made() for _ in range(3))
+    nodes.put("tls/a.pem", *made("a.test", now=time.time()))
+    keys = named(map(tokens.public, (key, before)))
+    for name, text in keys.items():
+        nodes.put(f"jwt/{name}", text)
+    tls, of_tokens = Tls("/run/secrets/tls", 18443), Tokens(TokenRules(), "/run/secrets/jwt", tuple(sorted(keys)))
+    router = nodes.with_files(tls, of_tokens)
+    closed = replace(ECHO, auth="jwt")
+    await write_routes(router, closed, service("open"))
+    claims = {"exp": time.time() + 3600}
+    expected = {tokens.token(key, claims): 503, tokens.token(before, claims): 503, tokens.token(others, claims): 401}
+    for container in nodes.containers.values():
+        async with nodes.http.get(f"http://{container.ip}:8000/echo", allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["location"]) == (308, f"https://{container.ip}:18443/echo")
+        for token, status in {**expected, "": 401}.items():
+            headers = {"authorization": f"Bearer {token}"}
+            async with nodes.http.get(f"https://{container.ip}:8443/echo", ssl=False, headers=headers) as answer:
+                assert answer.status == status, "503: let in, and there is no replica"
+    await router.close()
+
+
+async def test_an_edge_without_its_certificates_keeps_the_routes_that_it_has(nodes: Nodes) -> None:
+    await write_routes(nodes.router, ECHO)
+    router = nodes.with_files(Tls("/run/secrets/tls", 18443))
+    with pytest.raises(RoutingError, match=r"edge n1: it refuses the routes: .*(?s:.*)/run/secrets/tls"):
+        await write_routes(router, ECHO)
+    for container in nodes.containers.values():
+        async with nodes.http.get(f"http://{container.ip}:8000/echo", allow_redirects=False) as answer:
+            assert answer.status == 503, "it is still the service's route, without a replica"
+    await router.close()

@@ -63,6 +63,8 @@ class Mistake:
     """Replicas of it."""
     works: bool = True
     """Whether those that ask web are answered."""
+    replaces: bool = False
+    """Whether it is in force when the replicas that ran before are gone; else when it is said."""
 
 
 BUSY = {"min": 1, "max": 500, "target_ongoing_requests": 0.01, "upscale_delay_s": 0, "look_back_period_s": 1}
@@ -89,7 +91,11 @@ MISTAKES = {
         {"web": web(serve={"rollout": {"max_surge": 100_000}})},
     ),
     "max_ongoing_requests: 1000000, 400 clients": Mistake(
-        "^web +HEALTHY", {"web": web({"WORK_S": "0.5"}, {"max_ongoing_requests": 1_000_000})}, asks="/web", clients=400
+        "^web +HEALTHY",
+        {"web": web({"WORK_S": "0.5"}, {"max_ongoing_requests": 1_000_000})},
+        asks="/web",
+        clients=400,
+        replaces=True,
     ),
     "max_ongoing_requests: 10000000": Mistake(
         "max_ongoing_requests: expected an integer from 1 to 1000000",
@@ -100,7 +106,7 @@ MISTAKES = {
         "out of memory: the kernel killed", {"web": web(mem_limit="160m")}, asks="/web/eat", clients=1, works=False
     ),
     "mem_limit: 4m": Mistake("[Mm]inimum memory limit|out of memory", {"web": web(mem_limit="4m")}),
-    "mem_limit: 100000g": Mistake("^web +HEALTHY", {"web": web(mem_limit="100000g")}),
+    "mem_limit: 100000g": Mistake("^web +HEALTHY", {"web": web(mem_limit="100000g")}, replaces=True),
     "reservations: {memory: 500g}": Mistake(
         "one replica takes 500 GiB and", {"web": web(deploy={"resources": {"reservations": {"memory": "500g"}}})}
     ),
@@ -126,6 +132,7 @@ def _makes(stack: WrittenStack, name: str, mistake: Mistake) -> list[str]:
     """Make one, and take it back. The row of the table, and what is wrong with it."""
     _settled(stack, mistake.before)
     stack.forget_events()
+    former = {one.id for one in stack.replicas("web").values()}
     urls = stack.url("/echo?message=hi"), f"grpc://{stack.grpc_address}"
     honest = [Load([url], connections=PER_S, pause_s=1.0, limit_s=600.0, answer_s=60.0) for url in urls]
     asking = Load([stack.url(mistake.asks or "/web")], connections=mistake.clients, pause_s=0.2, limit_s=600.0)
@@ -134,6 +141,8 @@ def _makes(stack: WrittenStack, name: str, mistake: Mistake) -> list[str]:
             stack.write(_file(mistake.services))
             typed = stack.pierhead(*mistake.command) if mistake.command else None
             answer = typed.stdout + typed.stderr if typed else ""
+            if mistake.replaces:
+                eventually(lambda: not former & {one.id for one in stack.replicas("web").values()}, "it runs", 120)
             said = eventually(lambda: _said(stack, mistake.said, answer), f"{name}: it is said", 120)
             begun = clients.so_far()
             eventually(lambda: clients.so_far() >= begun + 2 * STAYS, "it is in force for a while", 120)

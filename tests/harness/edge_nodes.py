@@ -15,11 +15,14 @@ from unittest.mock import patch
 from aiohttp import ClientSession, TCPConnector
 
 from controller.model.world import EdgePlace
+from controller.routing.haproxy_config import Tls
 from controller.routing.haproxy_process import HAProxyProcess
+from controller.routing.haproxy_tokens import NO_KEYS, Tokens
 from controller.swarm import certificates
 from controller.swarm.edges import router as edges
 from controller.swarm.edges.router import EdgesRouter, over_tls
 from controller.swarm.edges.routes import PublishedRoutes
+from tests.harness import certificates as certificates_of_operator
 from tests.harness.haproxy_container import HAProxyContainer
 from tests.harness.waiting import PATIENCE_S
 
@@ -42,9 +45,18 @@ class Nodes:
         return over_tls(context, epoch)(self.containers[name].ip)
 
     def successor(self, epoch: int) -> EdgesRouter:
-        """The router of another controller."""
+        """The router of another controller, which publishes nothing."""
         context = certificates.context(self.tls / "controller.pem", self.tls / "ca.pem", is_server=False)
         return EdgesRouter(self.find, over_tls(context, epoch), PublishedRoutes(epoch))
+
+    def with_files(self, tls: Tls, tokens: Tokens = NO_KEYS) -> EdgesRouter:
+        """The router of a controller whose edges have files of the operator."""
+        context = certificates.context(self.tls / "controller.pem", self.tls / "ca.pem", is_server=False)
+        return EdgesRouter(self.find, over_tls(context, EPOCH), self.routes, tls=tls, tokens=tokens)
+
+    def put(self, path: str, *texts: str) -> None:
+        """As Swarm has a secret there."""
+        certificates_of_operator.write(self.tls / path, *texts)
 
     async def find(self) -> Mapping[str, EdgePlace]:
         return {name: EdgePlace(container.ip) for name, container in self.containers.items()}

@@ -26,6 +26,7 @@ from ...routing import haproxy_text as text
 from ...routing.base import ProcessAction, RoutingAction
 from ...routing.haproxy_process import HAProxyProcess
 from ...routing.haproxy_socket import CommandRefused, TlsPeer, command
+from ...routing.haproxy_tokens import NO_KEYS, Tokens
 from ...settings import DEFAULT_LIMITS, EdgeLimits
 from ..certificates import DOMAIN
 from .routes import PublishedRoutes
@@ -89,12 +90,14 @@ class EdgesRouter:
         connect: Callable[[str], HAProxyProcess],
         routes: PublishedRoutes,
         limits: EdgeLimits = DEFAULT_LIMITS,
+        tls: config.Tls | None = None,
+        tokens: Tokens = NO_KEYS,
     ) -> None:
-        """`connect`: the HAProxy at an address."""
+        """`connect`: the HAProxy at an address. `tls`, `tokens`: of files that every edge has."""
         self._find = find
         self._connect = connect
         self._routes = routes
-        self._texts = config.Rendered(limits, is_remote=True)
+        self._texts = config.Rendered(limits, is_remote=True, tls=tls, tokens=tokens)
         self._edges: dict[str, _Edge] = {}
         self._specs: dict[str, ServiceSpec] = {}
         """By backend: the services asked for last."""

@@ -55,12 +55,6 @@ def check_swarm(source: ServiceSource, block: ServeBlock | None, gpu: GpuRequest
     _check_networks(source, problems)
     if gpu is not None:
         _check_gpu(source.path, gpu, problems)
-    if block and block.auth == "jwt":
-        problems.add(
-            at(source.path, "x-serve.auth"),
-            "jwt is not possible on a Swarm so far, as its HAProxys do not have the public keys: write key, or check "
-            "tokens in the service",
-        )
     if block and block.autoscale and isinstance(block.autoscale.policy, str):
         problems.add(
             at(source.path, "x-serve.autoscale.policy"),

@@ -26,6 +26,14 @@ class StackSettings:
     """COMPOSE_PROFILES."""
     http_port: int = 8000
     grpc_port: int = 9000
+    https_port: int = 0
+    """PIERHEAD_HTTPS_PORT; 0 = clients come without TLS."""
+    tls_dir: str = ""
+    """The directory of the project with the certificates for clients (PIERHEAD_TLS_DIR); "" = none are needed."""
+    jwt_dir: str = ""
+    """That with the public keys of clients' tokens (PIERHEAD_JWT_DIR); "" = no service takes tokens."""
+    jwt_algorithm: str = ""
+    """By which these tokens are signed (PIERHEAD_JWT_ALGORITHM)."""
     files: str = ""
     """COMPOSE_FILE."""
     files_digest: str = ""

@@ -28,11 +28,13 @@ class Given:
     images: Mapping[str, str]
     """By service, the image's name with its digest."""
     secrets: Mapping[str, str]
-    """By key of the section secrets, the names in Swarm of the stack's own."""
+    """By key of the section secrets, the names in Swarm of the stack's own; those of the operator's files by path."""
     token: str = ""
     """For the controller's API."""
     registry_node: str = ""
     """The id of the node that has the stack's own registry."""
+    https_port: int = 0
+    """At which each node takes HTTPS; 0 = clients come without TLS."""
 
 
 def services_of(config: Mapping[str, Any], profiles: Collection[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -54,6 +56,7 @@ def stack_file(config: Mapping[str, Any], given: Given) -> Json:
     if problems.lines:
         raise SpecError(problems.lines)
     _complete(services, given)
+    secrets = {**given.secrets, **{name: name for name in given.secrets.values()}}
     used = {kind: {item["source"] for one in services.values() for item in one.get(kind, ())} for kind in SECTIONS[2:]}
     networks = {name for one in services.values() for name in one["networks"]}
     volumes = {item.get("source") for one in services.values() for item in one.get("volumes", ())}
@@ -62,7 +65,7 @@ def stack_file(config: Mapping[str, Any], given: Given) -> Json:
         "networks": {name: {"external": True, "name": network_name(config, name)} for name in sorted(networks)},
         "volumes": {name: _volume(value) for name, value in sections["volumes"].items() if name in volumes},
         **{
-            kind: {key: _there(sections[kind].get(key), given.secrets.get(key)) for key in sorted(used[kind])}
+            kind: {key: _there(sections[kind].get(key), secrets.get(key)) for key in sorted(used[kind])}
             for kind in ("secrets", "configs")
         },
     }
@@ -80,6 +83,13 @@ def _complete(services: Json, given: Given) -> None:
         if LOGINS in given.secrets:
             login = {"source": LOGINS, "target": "/root/.docker/config.json", "mode": 0o400}
             services["controller"]["secrets"].append(login)
+    # The controller as well: it tells when certificates end, and names the public keys in the routes.
+    files = [{"source": name, "target": key, "mode": 0o400} for key, name in given.secrets.items() if "/" in key]
+    for name in {"controller", "haproxy"} & services.keys() if files else ():
+        services[name]["secrets"] += files
+    if "haproxy" in services and given.https_port:
+        https = {"target": 8443, "published": given.https_port, "mode": "host", "protocol": "tcp"}
+        services["haproxy"]["ports"].append(https)
     if "registry" in services:
         services["registry"]["deploy"]["placement"] = {"constraints": [f"node.id == {given.registry_node}"]}
 

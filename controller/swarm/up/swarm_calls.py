@@ -120,15 +120,18 @@ class Swarm:
         known, used = self.kept("secrets"), dict[str, Kept]()
         bundles = set()
         for name in ("haproxy", "controller"):
-            service = self.service(name)
-            container = service["Spec"]["TaskTemplate"]["ContainerSpec"] if service else {}
-            for one in container.get("Secrets") or ():
-                key = one["File"]["Name"].rpartition("/")[2]
-                if key in (CA, *ROLES) and one["SecretName"] in known:
-                    used[key] = known[one["SecretName"]]
+            for key, secret in self.secrets_of(name).items():
+                if key in (CA, *ROLES) and secret in known:
+                    used[key] = known[secret]
                 if key == CA:
-                    bundles.add(one["SecretName"])
+                    bundles.add(secret)
         return {key: one for key, one in used.items() if key != CA or len(bundles) == 1}
+
+    def secrets_of(self, name: str) -> dict[str, str]:
+        """The names in Swarm of a service's secrets, by their files in the container's directory of secrets."""
+        service = self.service(name)
+        container = service["Spec"]["TaskTemplate"]["ContainerSpec"] if service else {}
+        return {one["File"]["Name"]: one["SecretName"] for one in container.get("Secrets") or ()}
 
     def keep(self, kind: str, wanted: Iterable[Kept]) -> None:
         """Create what is not there yet."""

@@ -23,6 +23,7 @@ from ..state.holder import prepare
 from ..state.text import KeptText
 from .facts import gather
 from .images import OWN_REGISTRY_PORT, ComposeImage, Pusher, images_of, logins, no_registry, with_digests
+from .operator_files import operator_files
 from .preflight import Findings, check, clocks
 from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
 from .settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, StackSettings
@@ -55,13 +56,14 @@ class Up:
 
     def _refuse(self) -> Findings:
         """Return what is not in the way."""
-        ports = self._settings.http_port, self._settings.grpc_port
+        https = [self._settings.https_port] if self._settings.https_port else []
+        ports = self._settings.http_port, self._settings.grpc_port, *https
         is_own = self._settings.registry == "here"
         found = check(gather(self._client, self._settings.project, ports, self._registry, is_own=is_own))
         if found.problems:
             raise InvalidRequest("\n".join(found.problems))
         refuse_another_clone(self._swarm, self._settings)
-        parse(self._settings.project, self._config, DIALECTS)
+        self._operator_files()
         stack_file(self._config, self._given({}, {}))
         built = {name: one for name, one in self._images().items() if one.is_built}
         if built and not self._settings.registry:
@@ -71,6 +73,7 @@ class Up:
     async def deploy(self) -> None:
         """Everything. Raises InvalidRequest before anything is changed; EngineError."""
         self._refuse()
+        of_operator = self._operator_files()
         with self._step("Making the networks"):
             for key, definition in (self._config.get("networks") or {}).items():
                 if not (definition or {}).get("external"):
@@ -82,6 +85,7 @@ class Up:
             await self._store(digests)
         login = logins(digests.values())
         more = {LOGINS: kept(self._settings.project, LOGINS, login)} if login else {}
+        more |= of_operator
         rollout = steps(self._settings.project, self._swarm.used_secrets(), time.time())
         for certificates in rollout:
             secrets = {**certificates, **more}
@@ -94,9 +98,14 @@ class Up:
     async def files(self) -> None:
         """Push the images and store the compose files, so that the controller has what the files say now."""
         refuse_another_clone(self._swarm, self._settings)
-        parse(self._settings.project, self._config, DIALECTS)
+        keys = {one.name for path, one in self._operator_files().items() if path.startswith("jwt/")}
         if self._swarm.service("controller") is None:
             raise InvalidRequest(f"there is no stack {self._settings.project} on this Swarm; `pierhead up` starts it")
+        if not keys <= set(self._swarm.secrets_of("haproxy").values()):
+            raise InvalidRequest(
+                f"the nodes do not have the public keys in {self._settings.jwt_dir}, which services with auth: jwt "
+                "need: `pierhead up` gives them these, and rolls out the files"
+            )
         self._keep_files()
         await self._store(self._push())
 
@@ -111,7 +120,13 @@ class Up:
             {key: one.name for key, one in secrets.items()},
             self._token(),
             where[0] if where else _this_node(self._client)[0],
+            self._settings.https_port,
         )
+
+    def _operator_files(self) -> Mapping[str, Kept]:
+        """Raises SpecError and WrongFiles."""
+        spec = parse(self._settings.project, self._config, DIALECTS)
+        return operator_files(self._settings, spec, time.time())
 
     def _token(self) -> str:
         """The user's; else the one that the running controller has; else a new one."""

@@ -95,12 +95,13 @@ def refuse_wrong_certificates(stack: ProjectStack) -> Sequence[str]:
     """Warnings about the certificates for clients. Raises InvalidRequest where they cannot be used."""
     if not stack.has_tls:
         return ()
-    if stack.engine is not ProjectEngine.DOCKER:
-        raise InvalidRequest(
-            f"PIERHEAD_TLS={stack.tls} is for one machine so far, not for PIERHEAD_ENGINE={stack.engine}: take it out "
-            "of .env, and let a balancer in front of the nodes speak TLS. Nothing was started."
-        )
     if stack.tls == "acme":
+        if stack.engine is not ProjectEngine.DOCKER:
+            raise InvalidRequest(
+                f"PIERHEAD_TLS=acme is for one machine, not for PIERHEAD_ENGINE={stack.engine}, where an ACME server's "
+                "question may reach any node: write PIERHEAD_TLS=files, and have a program of your own ask for the "
+                "certificate. Nothing was started."
+            )
         return _acme_warnings(stack)
     now = time.time()
     return _read(stack, CERTIFICATES, "tls", now).ending(now)
@@ -124,10 +125,8 @@ def _acme_warnings(stack: ProjectStack) -> Sequence[str]:
 
 
 def refuse_wrong_public_keys(stack: ProjectStack, services: Services) -> None:
-    """Raise InvalidRequest where a service takes tokens, and the keys by which HAProxy checks them cannot be used. On
-    other engines the service's file is refused later.
-    """
-    if stack.engine is ProjectEngine.DOCKER and resolved.takes_tokens(services):
+    """Raise InvalidRequest where a service takes tokens, and the keys by which HAProxy checks them cannot be used."""
+    if resolved.takes_tokens(services):
         algorithm = stack.setting("PIERHEAD_JWT_ALGORITHM", DEFAULT_TOKENS.algorithm).upper()
         _read(stack, public_keys(algorithm), "jwt", time.time())
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from tests.bench.cases import Subject
 from tests.bench.llm.cases import MODEL, VLLM_ENGINE, VLLM_MODEL
 from tests.bench.processes import ROOT, BenchError, Kept, free_ports, get, wait_for
 from tests.bench.systems import peer
-from tests.bench.systems.edge import Route, configuration, in_words_of_2_8, is_older_than_3
+from tests.bench.systems.edge import Route, configuration, write
 from tests.bench.systems.running import Running, Workplace
 
 SERVICE = "llm"
@@ -117,7 +116,6 @@ class Site:
 
     def haproxy(self, address: str, admin_port: str) -> tuple[str, Kept]:
         """Start HAProxy in front of a gateway; where it listens. There must be one: `work.haproxy`."""
-        program = str(self.work.haproxy)
         (port,) = free_ports(1)
         route = Route("llm-gateway", "/", int(address.rpartition(":")[2]), int(admin_port), [address])
         text = configuration(route, port, self.work.directory)
@@ -125,13 +123,8 @@ class Site:
         if Path(socket).exists():  # as on the stack
             text = text.replace(f" {address} id ", f" unix@{socket} id ")
             text = text.replace(f" port {admin_port} ", f" addr unix@{socket}.admin ")
-        version = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stdout
-        if is_older_than_3(version):
-            text = in_words_of_2_8(text)
-        file = self.work.directory / "haproxy.cfg"
-        file.write_text(text)
-        (self.work.directory / "servers.state").write_text("1\n")
-        kept = self.keep("haproxy", [program, "-W", "-db", "-f", str(file)], {})
+        file = write(self.work.haproxy, self.work.directory, text)
+        kept = self.keep("haproxy", [str(self.work.haproxy), "-W", "-db", "-f", str(file)], {})
         url = f"127.0.0.1:{port}"
         wait_for(lambda: get(f"http://{url}/v1/models")[0] == 200, "HAProxy has the gateway", START_S, [kept])
         return url, kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,16 @@ def configuration(route: Route, port: int, directory: Path) -> str:
     text = _change(r"/usr/local/etc/haproxy/errors/", f"{ROOT}/haproxy/errors/", text)
     text = _change(r"^    (user|group) haproxy\n", "", text)
     return _change(r" user root group root mode 600", " mode 600", text)
+
+
+def write(haproxy: Path | None, directory: Path, text: str) -> Path:
+    """Write the text for this program, with the files that it names; where it is."""
+    version = subprocess.run([str(haproxy), "-v"], capture_output=True, text=True, check=True).stdout
+    file = directory / "haproxy.cfg"
+    file.write_text(in_words_of_2_8(text) if is_older_than_3(version) else text)
+    (directory / "servers.state").write_text("1\n")
+    (directory / "keys.map").touch()
+    return file
 
 
 def in_words_of_2_8(text: str) -> str:

@@ -6,7 +6,6 @@ Each replica has an address of its own within 127.0.0.0/8, so ports are the same
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,8 +16,7 @@ from tests.bench.systems.edge import (
     REQUEST_TIMEOUT_S,
     Route,
     configuration,
-    in_words_of_2_8,
-    is_older_than_3,
+    write,
 )
 from tests.bench.systems.running import Running, Workplace
 
@@ -128,18 +126,12 @@ class _Starter:
 
     def edge(self, chain: Chain, addresses: Sequence[str]) -> str:
         """Start HAProxy in front of the ingress; its URL."""
-        haproxy = str(self._work.haproxy)
         (port,) = free_ports(1)
         probe_port = self._ports.admin if self._has_admin_port else self._ports.service
         route = Route(chain.ingress.name, chain.route, self._ports.service, probe_port, addresses)
         text = configuration(route, port, self._work.directory)
-        version = subprocess.run([haproxy, "-v"], capture_output=True, text=True, check=True).stdout
-        if is_older_than_3(version):
-            text = in_words_of_2_8(text)
-        file = self._work.directory / "haproxy.cfg"
-        file.write_text(text)
-        (self._work.directory / "servers.state").write_text("1\n")
-        self._keep("haproxy", [haproxy, "-W", "-db", "-f", str(file)], {})
+        file = write(self._work.haproxy, self._work.directory, text)
+        self._keep("haproxy", [str(self._work.haproxy), "-W", "-db", "-f", str(file)], {})
         return f"http://127.0.0.1:{port}"
 
     def _keep(self, role: str, command: Sequence[str], env: Mapping[str, str]) -> None:

@@ -25,7 +25,8 @@ WEB = ServiceSpec("web", "web", "http", 8080, 1, ProbeSpec(9100, "/readyz"), rou
 RANKER = ServiceSpec(
     "ranker", "ranker", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"), grpc_services=("services.recsys.app.Ranker",)
 )
-TOKENS = Tokens(TokenRules(), "a" * 16, ("1.pem", "2.pem"))
+TLS = config.Tls(f"/run/haproxy/tls/{'a' * 16}", 8443)
+TOKENS = Tokens(TokenRules(), f"/run/haproxy/jwt/{'a' * 16}", ("1.pem", "2.pem"))
 INTERNAL = ServiceSpec("internal", "internal", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"))
 
 
@@ -51,7 +52,8 @@ def test_the_image_carries_the_configuration_of_no_services(is_remote: bool) -> 
 def test_other_certificates_are_another_configuration_and_without_them_there_is_no_word_of_tls() -> None:
     plain = config.render([WEB])
     assert not re.search("ssl|https|8443", plain)
-    one, other = (config.render([WEB], tls=config.Tls(name * 16, 8443)) for name in "ab")
+    other_tls = TLS._replace(certificates=f"/run/haproxy/tls/{'b' * 16}")
+    one, other = (config.render([WEB], tls=tls) for tls in (TLS, other_tls))
     assert len({hash_of(plain), hash_of(one), hash_of(other)}) == 3
     binds = [line.strip() for line in one.splitlines() if line.startswith("    bind :")]
     words = f"ssl crt /run/haproxy/tls/{'a' * 16} alpn"
@@ -59,31 +61,42 @@ def test_other_certificates_are_another_configuration_and_without_them_there_is_
         f"bind :8443 {words} h2,http/1.1 ssl-min-ver TLSv1.2",
         f"bind :9000 proto h2 {words} h2 ssl-min-ver TLSv1.2",
     ]
-    with pytest.raises(RoutingError, match="directory of certificates"):
-        config.render([WEB], tls=config.Tls("../../etc", 8443))
+    for wrong in ("../../etc", "/etc", "/run/haproxy/tls/../jwt", "/run/secrets"):
+        with pytest.raises(RoutingError, match="directory of certificates"):
+            config.render([WEB], tls=TLS._replace(certificates=wrong))
+
+
+def test_an_edge_of_a_swarm_has_the_operators_files_as_secrets() -> None:
+    asking = [replace(WEB, auth="jwt")]
+    tls, tokens = config.Tls("/run/secrets/tls", 8443), Tokens(TokenRules(), "/run/secrets/jwt", ("0a.pem",))
+    text = config.render(asking, is_remote=True, tls=tls, tokens=tokens)
+    binds = [line.split() for line in text.splitlines() if line.startswith(("    bind :8443", "    bind :9000"))]
+    assert [bind[bind.index("crt") + 1] for bind in binds] == ["/run/secrets/tls"] * 2
+    assert all({"tcp-ut", "60s"} <= set(bind) for bind in binds), "a client that is off is noticed at HTTPS as well"
+    assert 'jwt_verify("RS256","/run/secrets/jwt/0a.pem") eq 1' in text
 
 
 def test_what_an_acme_server_asks_is_answered_before_http_leads_to_https() -> None:
     path = "/.well-known/acme-challenge/"
-    lines = section(config.render([WEB], tls=config.Tls("a" * 16, 8443, "t" * 43)), "frontend http")
+    lines = section(config.render([WEB], tls=TLS._replace(acme="t" * 43)), "frontend http")
     (answer,) = (number for number, line in enumerate(lines) if "acme-challenge" in line)
     (redirect,) = (number for number, line in enumerate(lines) if line.startswith("http-request redirect"))
     assert answer < redirect
     assert (
         f'"%[path,field(4,/)].{"t" * 43}" if {{ path -m reg ^/[.]{path[2:]}[A-Za-z0-9_-]{{1,128}}$ }}' in lines[answer]
     )
-    for others in (config.render([WEB]), config.render([WEB], tls=config.Tls("a" * 16, 8443))):
+    for others in (config.render([WEB]), config.render([WEB], tls=TLS)):
         assert "acme" not in others
     for wrong in ("t" * 42, "t" * 42 + '"', "t" * 42 + "\n"):
         with pytest.raises(RoutingError, match="thumbprint of an ACME account"):
-            config.render([WEB], tls=config.Tls("a" * 16, 8443, wrong))
+            config.render([WEB], tls=TLS._replace(acme=wrong))
 
 
 def test_tokens_are_judged_by_the_public_keys_and_rules_and_only_where_a_service_asks_for_one() -> None:
     asking = [replace(WEB, auth="jwt"), replace(RANKER, auth="jwt")]
     changes: list[dict[str, Any]] = [
         {},
-        {"directory": "b" * 16},
+        {"directory": f"/run/haproxy/jwt/{'b' * 16}"},
         {"files": ("1.pem",)},
         {"files": ()},
         *({"rules": rules} for rules in (TokenRules("PS256"), TokenRules(issuer="a"), TokenRules(audience="a"))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -16,15 +17,23 @@ import pytest
 import requests
 
 from controller.errors import EngineError, SpecError
+from controller.files.pem import WrongFiles
+from controller.model.spec import Spec
 from controller.swarm.certificates import DAYS, Identity
 from controller.swarm.up import __main__ as program
 from controller.swarm.up.images import logins, place_of, with_digests
+from controller.swarm.up.operator_files import operator_files
 from controller.swarm.up.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
 from controller.swarm.up.settings import StackSettings
 from controller.swarm.up.stack_file import Given, stack_file
 from controller.swarm.up.swarm_calls import addresses
 from controller.swarm.up.up import Up
+from tests.harness.certificates import made as made_certificate
+from tests.harness.certificates import write
+from tests.harness.tokens import made as made_key
+from tests.harness.tokens import public
 from tests.unit.controller.test_certificates import shake_hands
+from tests.unit.controller.test_haproxy_config import WEB
 
 GIVEN = Given("/srv/clone", ["metrics"], {"db": "registry/db:1@sha256:00"}, {"edge.pem": "shop_edge-1"}, "token")
 NOW = 1_900_000_000.0
@@ -237,6 +246,55 @@ def _there(made: Set) -> Set:
 
 def _text(secret: Kept) -> str:
     return secret.data.decode() if secret.data else ""
+
+
+OWN = {"networks": {"default": None}, "secrets": [{"source": "ca.pem"}], "environment": {}, "image": "pierhead"}
+
+
+def test_the_operators_files_are_secrets_of_haproxy_and_of_the_controller() -> None:
+    secrets = {"ca.pem": "shop_ca-1", "tls/a b.pem": "shop_tls-a-b-1", "jwt/0a.pem": "shop_jwt-0a-1"}
+    files = {**config(), "secrets": {"ca.pem": {"external": True}}}
+    files["services"] |= {"haproxy": {**OWN, "ports": []}, "controller": OWN}
+    made = stack_file(files, replace(GIVEN, secrets=secrets, https_port=9443))
+    there = [
+        {"source": "shop_tls-a-b-1", "target": "tls/a b.pem", "mode": 0o400},
+        {"source": "shop_jwt-0a-1", "target": "jwt/0a.pem", "mode": 0o400},
+    ]
+    for name in ("haproxy", "controller"):
+        assert made["services"][name]["secrets"] == [{"source": "ca.pem"}, *there]
+    assert "secrets" not in made["services"]["db"]
+    assert made["services"]["haproxy"]["ports"] == [
+        {"target": 8443, "published": 9443, "mode": "host", "protocol": "tcp"}
+    ]
+    assert made["secrets"] == {
+        name: {"external": True, "name": secret}
+        for name, secret in {"ca.pem": "shop_ca-1", "shop_jwt-0a-1": "shop_jwt-0a-1"}.items()
+    } | {"shop_tls-a-b-1": {"external": True, "name": "shop_tls-a-b-1"}}
+    plain = stack_file(files, replace(GIVEN, secrets={"ca.pem": "shop_ca-1"}))
+    assert plain["services"]["haproxy"]["ports"] == []
+    assert plain["services"]["haproxy"]["secrets"] == [{"source": "ca.pem"}]
+
+
+def test_an_operators_file_is_kept_under_the_digest_of_its_content(tmp_path: Path) -> None:
+    pem = made_certificate("shop.example", now=NOW)
+    write(tmp_path / "tls" / "ca.pem", *pem)
+    write(tmp_path / "jwt" / "b.pem", public(made_key("ES256")))
+    settings = StackSettings(
+        "shop", str(tmp_path), https_port=8443, tls_dir="tls", jwt_dir="jwt", jwt_algorithm="ES256"
+    )
+    open_, closed = (Spec("shop", {"web": replace(WEB, auth=auth)}) for auth in ("none", "jwt"))  # type: ignore[arg-type]
+    files = operator_files(settings, open_, NOW)
+    assert files.keys() == {"tls/ca.pem"}, "no key is asked for"
+    both = operator_files(settings, closed, NOW)
+    assert len(both) == 2
+    assert both["tls/ca.pem"] == files["tls/ca.pem"]
+    assert "".join(pem).encode() == both["tls/ca.pem"].data
+    assert re.fullmatch(r"shop_tls-ca-[0-9a-f]{12}", both["tls/ca.pem"].name)
+    write(tmp_path / "tls" / "ca.pem", *made_certificate("shop.example", now=NOW))
+    assert operator_files(settings, open_, NOW)["tls/ca.pem"].name != files["tls/ca.pem"].name
+    write(tmp_path / "jwt" / "b.pem", public(made_key("RS256")))
+    with pytest.raises(WrongFiles, match="PIERHEAD_JWT_ALGORITHM=ES256"):
+        operator_files(settings, closed, NOW)
 
 
 def test_a_docker_that_does_not_answer_is_an_error_in_one_line(

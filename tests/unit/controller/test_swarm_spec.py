@@ -239,7 +239,6 @@ REFUSED: dict[str, str] = {
     "{x-serve: {autoscale: {max: 2, policy: 'night:wanted'}}}": (
         "x-serve.autoscale.policy: not possible on a Swarm: a function is a file of the project"
     ),
-    "{x-serve: {auth: jwt, route: /a}}": "x-serve.auth: jwt is not possible on a Swarm so far",
     "{networks: {local: null, default: null}}": 'networks.local.driver: "bridge" ends at its node',
     "{secrets: [word]}": "a secret from a file, or one that is in Swarm; write secrets.word.file, or create it "
     "(`docker secret create`) and write secrets.word.external: true",

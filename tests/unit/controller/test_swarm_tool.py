@@ -124,6 +124,12 @@ def test_a_deployment_first_stores_the_files(monkeypatch: pytest.MonkeyPatch) ->
     assert programs.given[stored] == "services: {}\n", "what Compose makes of them"
     told = programs.stored()
     assert (told.files, told.registry, told.profiles) == (FILES, "here", ["registry"])
+    assert (told.https_port, told.tls_dir, told.jwt_dir, told.jwt_algorithm) == (0, "", "jwt", "RS256")
+    monkeypatch.setenv("PIERHEAD_TLS", "Files")
+    monkeypatch.setenv("PIERHEAD_JWT_ALGORITHM", "es256")
+    became(programs, "deploy")
+    told = programs.stored()
+    assert (told.https_port, told.tls_dir, told.jwt_algorithm) == (8443, "tls", "ES256")
     programs = Programs({**A_STACK, "docker run": Done(2)})
     assert tool.run(["deploy"], programs) == 2, "files that are wrong are not deployed"
 

@@ -416,10 +416,13 @@ def test_a_port_of_https_that_is_taken(project_with_certificates: Path) -> None:
     User(variables={**TLS, "PIERHEAD_TLS": "off"}, listening=listening).types_up()
 
 
-@pytest.mark.parametrize("tls", ["files", "acme"])
-def test_tls_on_many_machines_is_refused(tls: str) -> None:
-    user = User(variables={**TLS, "PIERHEAD_TLS": tls, "PIERHEAD_ENGINE": "swarm"})
-    assert user.is_refused().startswith(f"PIERHEAD_TLS={tls} is for one machine so far, not for PIERHEAD_ENGINE=swarm:")
+def test_on_many_machines_certificates_come_from_files(project_with_certificates: Path) -> None:
+    swarm = {**TLS, "PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose.yaml"}
+    user = User(variables={**swarm, "PIERHEAD_TLS": "acme"}, root=project_with_certificates)
+    assert user.is_refused().startswith("PIERHEAD_TLS=acme is for one machine, not for PIERHEAD_ENGINE=swarm, where ")
+    (project_with_certificates / "certs" / "a.pem").chmod(0o644)
+    user = User(variables=swarm, root=project_with_certificates)
+    assert "others can read its private key" in user.is_refused()
     assert user.calls(CHANGES) == []
 
 
