@@ -429,11 +429,15 @@ def _pending_words(material: _Material) -> list[str]:
 
 
 def _is_over(refusal: Refusal, desired: Desired, observed: Observed) -> bool:
-    """Whether a pull is not needed any more: the image came otherwise, or the files name another one."""
-    pull, spec = refusal.action, desired.services.get(refusal.action.service)
-    if not isinstance(pull, PullImage) or spec is None:
+    """Whether an action is not needed any more: the image came otherwise, or another image or version is wanted."""
+    action = refusal.action
+    if isinstance(action, CreateContainer):
+        goal = goal_of(desired, observed, action.service)
+        return action.version not in (goal.version, goal.keep)
+    spec = desired.services.get(action.service)
+    if not isinstance(action, PullImage) or spec is None:
         return False
-    return pull.image != spec.image or observed.images.get(pull.image) is not None
+    return action.image != spec.image or observed.images.get(action.image) is not None
 
 
 def _held_words(material: _Material) -> Iterable[str]:

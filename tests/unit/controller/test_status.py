@@ -9,7 +9,7 @@ import pytest
 from controller.desired.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, ImageNotFound
 from controller.model.actions import CreateContainer, PullImage
-from controller.model.desired import Desired
+from controller.model.desired import Desired, VersionGoal
 from controller.model.nodes import Node
 from controller.model.observed import Observed
 from controller.model.plan import PendingReplica, Plan, Refusal
@@ -157,6 +157,9 @@ def test_a_container_that_the_engine_refuses_blocks_after_a_while() -> None:
         row = row_of(observed(), desired(WEB), refusals=(replace(refused, since=since),))
         assert row.blocked == blocked
         assert row.message == "could not create web-1 8 times, next try in 4 s: no command specified"
+    for goal, message in ((VersionGoal(version(WEB), WEB), row.message), (VersionGoal("other", WEB), "")):
+        wanted = replace(desired(WEB, web=0), goals={"web": goal})
+        assert row_of(observed(), wanted, refusals=(refused,)).message == message, "files that were put right"
 
 
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:

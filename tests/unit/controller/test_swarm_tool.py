@@ -127,8 +127,9 @@ def test_a_deployment_first_stores_the_files(monkeypatch: pytest.MonkeyPatch) ->
     assert (told.https_port, told.tls_dir, told.jwt_dir, told.jwt_algorithm) == (0, "", "jwt", "RS256")
     monkeypatch.setenv("PIERHEAD_TLS", "Files")
     monkeypatch.setenv("PIERHEAD_JWT_ALGORITHM", "es256")
-    became(programs, "deploy")
-    told = programs.stored()
+    with_tls = Programs()
+    became(with_tls, "deploy")
+    told = with_tls.stored()
     assert (told.https_port, told.tls_dir, told.jwt_algorithm) == (8443, "tls", "ES256")
     programs = Programs({**A_STACK, "docker run": Done(2)})
     assert tool.run(["deploy"], programs) == 2, "files that are wrong are not deployed"
