@@ -104,7 +104,8 @@ class HAProxyRouter:
 
     def use_public_keys(self, files: Mapping[str, str]) -> None:
         """Have HAProxy check tokens by these public keys, likewise. Their files' names do not matter."""
-        self._use(self._public_keys, haproxy_tokens.named(files.values()))
+        numbered = {f"{number}.pem": text for number, text in enumerate(sorted(set(files.values())), 1)}
+        self._use(self._public_keys, numbered)
 
     def _use(self, published: PublishedFiles, files: Mapping[str, str]) -> None:
         """Called by several threads."""

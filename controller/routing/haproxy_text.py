@@ -28,7 +28,7 @@ _SERVER_LINE = "    server "
 DIGEST, NONE = "[0-9a-f]{16}", "none"
 """How directories of the operator's files are called; there never is one of the second name."""
 SECRETS = "/run/secrets"
-"""Where the HAProxy of a Swarm's node has the operator's files, in the directories `tls` and `jwt`."""
+"""Where the HAProxy of one of many nodes has the operator's files, in the directories `tls` and `jwt`."""
 HOLD_SERVER = "hold"
 """The server of each service's backend that leads into the waiting room (haproxy.cfg.j2)."""
 

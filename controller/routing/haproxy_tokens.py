@@ -6,9 +6,7 @@ before (controller/files/public_keys.py), and without any it is told to answer 5
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..settings import CLAIM, DEFAULT_TOKENS, TOKEN_ALGORITHMS, TokenRules
@@ -27,11 +25,6 @@ class Tokens(NamedTuple):
     directory: str
     """Of public keys, in HAProxy's container."""
     files: tuple[str, ...]
-
-
-def named(public_keys: Iterable[str]) -> dict[str, str]:
-    """The files that HAProxy gets, by names that follow from the keys: other keys next to one change nothing for it."""
-    return {f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pem": text for text in public_keys}
 
 
 NO_KEYS = Tokens(DEFAULT_TOKENS, f"/run/haproxy/jwt/{NONE}", ())

@@ -19,10 +19,11 @@ from controller.model.world import ServerState
 from controller.routing import haproxy_config
 from controller.routing.haproxy_config import Tls
 from controller.routing.haproxy_text import epoch_of
-from controller.routing.haproxy_tokens import Tokens, named
+from controller.routing.haproxy_tokens import Tokens
 from controller.settings import TokenRules
 from controller.swarm.edges.router import RUNTIME_PORT
 from controller.swarm.edges.routes import PublishedRoutes
+from controller.swarm.up.operator_files import named
 from tests.harness import tokens
 from tests.harness.certificates import made
 from tests.harness.edge import Replica, observe, service, with_probe_port, write_routes

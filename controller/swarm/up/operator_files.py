@@ -5,14 +5,14 @@ Other files are other secrets, with which Swarm replaces the HAProxys node by no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ...files.certificates import CERTIFICATES
 from ...files.pem import read_files
 from ...files.public_keys import public_keys
 from ...model.spec import Spec
-from ...routing.haproxy_tokens import named
 from .secrets import Kept, kept
 from .settings import StackSettings
 
@@ -27,3 +27,8 @@ def operator_files(settings: StackSettings, spec: Spec, now: float) -> Mapping[s
         keys = read_files(public_keys(settings.jwt_algorithm), root, settings.jwt_dir, now).files
         files |= {f"jwt/{name}": text for name, text in named(keys.values()).items()}
     return {path: kept(settings.project, path, text.encode()) for path, text in files.items()}
+
+
+def named(public_keys: Iterable[str]) -> dict[str, str]:
+    """Files by names that follow from the keys: an HAProxy that has other keys as well has the same name for each."""
+    return {f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pem": text for text in public_keys}

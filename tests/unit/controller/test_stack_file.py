@@ -282,7 +282,7 @@ def test_an_operators_file_is_kept_under_the_digest_of_its_content(tmp_path: Pat
     settings = StackSettings(
         "shop", str(tmp_path), https_port=8443, tls_dir="tls", jwt_dir="jwt", jwt_algorithm="ES256"
     )
-    open_, closed = (Spec("shop", {"web": replace(WEB, auth=auth)}) for auth in ("none", "jwt"))  # type: ignore[arg-type]
+    open_, closed = (Spec("shop", {"web": replace(WEB, auth=auth)}) for auth in ("none", "jwt"))
     files = operator_files(settings, open_, NOW)
     assert files.keys() == {"tls/ca.pem"}, "no key is asked for"
     both = operator_files(settings, closed, NOW)
