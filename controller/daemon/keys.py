@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from ..errors import InvalidRequest, UnknownKey
 from ..model.keys import DAY_S, ServiceKey, digest_of, random_key
+from ..model.text import did_you_mean
 from ..observe.key_uses import KeyUses
 from ..status.records.changes import MakeKey
 from ..storage.store import StateStore
@@ -62,9 +62,9 @@ class KeyCommands:
         """Forget a key, also where the state cannot be written at the moment. Raises UnknownKey."""
         keys = self._store.service_keys
         if name not in keys:
-            near = difflib.get_close_matches(name, keys, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UnknownKey(f"there is no key {name[:80]!r}; {hint}`pierhead keys list` lists them")
+            raise UnknownKey(
+                f"there is no key {name[:80]!r}; {did_you_mean(name, keys)}`pierhead keys list` lists them"
+            )
         keys.drop(name)
         self._store.key_uses.drop(name)
         self._wake()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..model.text import SHOWN_LENGTH, shown
+from ..model.text import SHOWN_LENGTH, did_you_mean, shown
 
 if TYPE_CHECKING:
     from .dialect import Dialect
@@ -63,8 +63,7 @@ class Problems:
             self.add(at(path, str(key)), f"unknown key; {instead}")
             return
         found = str(key)[:SHOWN_LENGTH]
-        near = difflib.get_close_matches(found, known, n=1)
-        guess = f'did you mean "{near[0]}"?' if near else f"known keys: {_nearest(found, known)}"
+        guess = did_you_mean(found, known, 'did you mean "{}"?') or f"known keys: {_nearest(found, known)}"
         self.add(at(path, str(key)), f"unknown key; {guess}")
 
     def mapping(self, path: str, value: object) -> Mapping[Any, Any]:

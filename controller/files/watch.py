@@ -6,7 +6,6 @@ A changed file is read only after it has not changed for one more check, so that
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Callable, Hashable
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 from ..errors import ControllerError, NotYet, SpecError, UnknownService
 from ..model.reports import EventOutcome
 from ..model.spec import Spec
+from ..model.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +71,9 @@ class SpecWatch:
         spec = self.known_spec()
         if service not in spec.services:
             names = sorted(spec.services)
-            near = difflib.get_close_matches(service, names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownService(
-                f"there is no service {service!r} with an x-serve block; {hint}Services: {', '.join(names) or 'none'}"
+                f"there is no service {service!r} with an x-serve block; {did_you_mean(service, names)}"
+                f"Services: {', '.join(names) or 'none'}"
             )
         return spec
 

@@ -1,4 +1,4 @@
-"""Cleans text from outside, so that it can be stored and shown; and how ages are said. Pure.
+"""Cleans text from outside, so that it can be stored and shown; how ages are said, and which known name is meant. Pure.
 
 A replica's JSON may contain lone surrogates ("\\udce9"), which UTF-8 cannot encode, so writing them to a file or socket
 raises. It may also contain line breaks, which would break a table.
@@ -6,10 +6,11 @@ raises. It may also contain line breaks, which would break a table.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -69,3 +70,8 @@ def age(since: float, now: float) -> str:
         if passed < limit:
             return f"{passed // unit:.0f} {name}"
     return f"{passed // 86_400:.0f} d"
+
+
+def did_you_mean(name: str, known: Iterable[str], words: str = "did you mean {!r}? ") -> str:
+    """The words with the known name that is most like an unknown one; "" where none is like it."""
+    return words.format(*near) if (near := difflib.get_close_matches(name, known, n=1)) else ""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
+
+from pierhead.files import replace_file
 
 from ..errors import RoutingError, RoutingUnreachable
 from ..model.world import Server, ServerState
@@ -166,16 +167,7 @@ def _lines(servers: Collection[tuple[Server, int]], *, keep_state: bool) -> list
 
 def write(path: Path, text: str) -> None:
     """Replace a file in one step: a reader sees the old or the new one, also after a power cut."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(path, text.encode(), 0o600, durable=True)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

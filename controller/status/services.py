@@ -5,7 +5,6 @@ All rows are derived from one snapshot, so they never contradict each other.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from ..model.phases import Phase, gets_traffic, phase_of
 from ..model.plan import PendingReplica, Plan, Refusal
 from ..model.reports import AutoscaleStatus, RolloutStatus, UserConfigStatus
 from ..model.spec import ServiceSpec
-from ..model.text import age
+from ..model.text import age, did_you_mean
 from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ReplicaHealth, ServerState, service_address
 from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
@@ -112,8 +111,7 @@ def _unknown_callees(
     staying = (one for one in observed.containers_of(name) if one.id not in observed.retirements)
     found = {}
     for callee in sorted(calls_of(staying, callers).get(name, frozenset()) - desired.services.keys()):
-        near = difflib.get_close_matches(callee, desired.services, n=1)
-        guess = f'; did you mean "{near[0]}"?' if near else ""
+        guess = did_you_mean(callee, desired.services, '; did you mean "{}"?')
         found[callee] = f'it calls the service "{callee}", which no compose file has{guess}'
     return found
 

@@ -5,7 +5,6 @@ What follows of it (replicas that go elsewhere) is the planner's, and is read ba
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from ..model.actions import UpdateNode
 from ..model.nodes import LEAVING, LEAVING_AT_ONCE, LEAVING_LABEL, Availability, Node, unmet
 from ..model.observed import NOT_LOOKED_YET
 from ..model.plan import Outcome
+from ..model.text import did_you_mean
 from ..plan.drain import without_room
 
 Labels = tuple[tuple[str, str | None], ...]
@@ -98,9 +98,7 @@ class SwarmNodeCommands:
             ids = ", ".join(node.id for node in found)
             raise InvalidRequest(f"{len(found)} nodes are called {name}: name one by its id ({ids})")
         names = [node.name for node in nodes]
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InvalidRequest(f"there is no node {name!r}; {hint}Nodes: {', '.join(names)}")
+        raise InvalidRequest(f"there is no node {name!r}; {did_you_mean(name, names)}Nodes: {', '.join(names)}")
 
     def _refuse_last_manager(self, node: Node) -> None:
         """The controller runs on managers only: without one that takes tasks it would end for good."""

@@ -5,7 +5,7 @@ The daemon never imports it, as typer and rich would cost it memory.
 
 from __future__ import annotations
 
-from .interrupt import end_at_ctrl_c
+from pierhead.interrupt import end_at_ctrl_c
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
+from pierhead.interrupt import INTERRUPTED
 
 from . import completion
 from . import output as out
@@ -18,7 +19,6 @@ from .client import mismatch
 from .commands import backup, callers, change, follow, keys, llm, look, node, offline, project
 from .errors import EXIT_CODES, BadInput, CommandError
 from .help import Grouped
-from .interrupt import INTERRUPTED
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .interrupt import end_at_ctrl_c
+from pierhead.interrupt import end_at_ctrl_c
 
 
 def _start() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .interrupt import INTERRUPTED
+from pierhead.interrupt import INTERRUPTED
 
 DONE, FAILED, BAD_INPUT, UNREACHABLE, TIMED_OUT = 0, 1, 2, 3, 4
 

@@ -9,8 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+from pierhead.interrupt import INTERRUPTED
+
 from ...errors import ControllerError
-from ...tool.interrupt import INTERRUPTED
 from ...tool.project import stack_files
 from ...tool.project.programs import Programs
 from ...tool.project.project import NoProject, find

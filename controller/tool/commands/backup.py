@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pierhead.files import replace_file
 
 from .. import output as out
 from ..errors import BadInput, CommandError
@@ -48,7 +46,7 @@ def backup(file: Written, force: Overwrite = False) -> None:
         raise BadInput(f"{file} exists; choose another name, or overwrite it with --force")
     made = connect().backup()
     try:
-        _write(path, f"{out.json_text(made, indent=2)}\n")
+        replace_file(path, f"{out.json_text(made, indent=2)}\n".encode(), 0o600, durable=True)
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}; nothing was written") from error
     out.say(f"{file} has the state of {made.project}: {len(made.rows)} rows and {len(made.events)} events.")
@@ -70,21 +68,6 @@ def restore(file: Read, force: OfAnother = False, output: Output = "text") -> No
         f"The state of {restored.project} is restored: {restored.rows} rows and {restored.events} events. The "
         "controller begins again with it; in a few seconds `pierhead status` shows what it does."
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """As a whole, or not at all; for its owner alone. Raises OSError."""
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(number, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(number)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _read(file: str) -> dict[str, Any]:

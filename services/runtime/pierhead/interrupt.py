@@ -1,6 +1,6 @@
-"""Ctrl-C while `python -m pierhead` imports this package, before any of its commands: no traceback.
+"""Ctrl-C while a command imports its modules, which takes longer than most commands: no traceback.
 
-Imported first, and for its effect.
+For `python -m pierhead` it is imported first, and for its effect.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
+def end_at_ctrl_c() -> None:
+    """From now on Ctrl-C ends this process at once and without a traceback, until a command handles it itself."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # ignored in a background job
+        signal.signal(signal.SIGINT, _end)
+
+
 def leave_to_commands() -> None:
     """From now on Ctrl-C raises KeyboardInterrupt, as usual."""
     if signal.getsignal(signal.SIGINT) is _end:
@@ -30,5 +36,5 @@ def _is_program() -> bool:
     return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == "pierhead"
 
 
-if _is_program() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # ignored in a background job
-    signal.signal(signal.SIGINT, _end)
+if _is_program():
+    end_at_ctrl_c()

@@ -1,11 +1,17 @@
-"""What an edge makes of a controller's answer, what stands in its file, and what it says before it is stopped."""
+"""What an edge makes of a controller's answer, what stands in its file, what it says before it is stopped, and what
+its image has.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +28,7 @@ from controller.swarm.edges import leave as edge_leave
 from controller.swarm.edges.offer import LONGEST_WHY, EdgeOffer, Known, judge, question
 from controller.swarm.edges.routes import PublishedRoutes
 from tests.harness.edge import service
+from tests.harness.imports import ROOT
 from tests.harness.waiting import PATIENCE_S
 
 CONFIG = render([service("echo", max_ongoing_requests=10)], is_remote=True)
@@ -152,3 +159,16 @@ async def test_an_edge_says_again_and_again_that_it_leaves(monkeypatch: pytest.M
             await asyncio.gather(leaving, return_exceptions=True)
         await edge_leave.leave(Path(directory), 0.0)
     assert set(asked) == {b"set severity-output number;experimental-mode on;set var proc.pierhead_leaving int(1)\n"}
+
+
+def test_the_image_of_an_edge_has_what_its_programs_import(tmp_path: Path) -> None:
+    dockerfile = (ROOT / "haproxy" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    for copied, place in re.findall(r"^COPY (.+) /usr/local/lib/pierhead/(\S+)$", dockerfile, re.MULTILINE):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        for source in (ROOT / path for path in copied.split()):
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / place, dirs_exist_ok=True)
+            else:
+                shutil.copy(source, tmp_path / place)
+    command = (sys.executable, "-S", "-c", "import controller.swarm.edges.agent, controller.swarm.edges.leave")
+    subprocess.run(command, cwd="/", env={"PYTHONPATH": str(tmp_path)}, check=True)
