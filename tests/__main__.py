@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 from typing import IO
 
@@ -30,6 +30,8 @@ PROJECTS = "pierhead-test"
 """What the names of the Compose projects that tests start begin with."""
 BUILDS = "./pierhead build-images && ./pierhead build-images --apps echo-proto"
 """The echo with a .proto has services of the same names as the echo."""
+CHEAP = ("tests/unit", "tests/bench/tests", "tests/contract", "tests/rayserve")
+OF_STACKS = ("tests/faults", "tests/integration", "tests/e2e")
 TWO_FILES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
@@ -58,7 +60,7 @@ def _run(*, is_all: bool) -> int:
             return 1
         if is_all:
             _see_to_environments()
-        return _test(build, log, [] if is_all else ["-m", "not long"])
+        return _test(build, log, is_all=is_all)
 
 
 def _see_to_environments() -> None:
@@ -98,14 +100,13 @@ def _with_apps() -> dict[str, str]:
     return {**os.environ, "COMPOSE_FILE": f"{files}:compose/acme.yaml:{APPS}"}
 
 
-def _test(build: subprocess.Popen[bytes], log: IO[str], chosen: Sequence[str]) -> int:
+def _test(build: subprocess.Popen[bytes], log: IO[str], *, is_all: bool) -> int:
     """Cheap ones first, so that a simple mistake is reported before a stack is started; the others still run.
 
-    Two files run at a time, each process with stacks of its own; with the long tests, those of stacks have the machine
-    to themselves.
+    Two files run at a time, each process with stacks of its own; long tests of stacks have the machine to themselves.
     """
-    pytest = (sys.executable, "-m", "pytest", *chosen)
-    cheap = _call(*pytest, *TWO_FILES, "tests/unit", "tests/bench/tests", "tests/contract", "tests/rayserve")
+    quick = ("-m", "not long")
+    cheap = _pytest(*(() if is_all else quick), *TWO_FILES, *CHEAP)
     failed = build.wait()
     log.seek(0)
     print(log.read(), flush=True)
@@ -113,8 +114,13 @@ def _test(build: subprocess.Popen[bytes], log: IO[str], chosen: Sequence[str]) -
     # builds share a step and one of them is cancelled), so it gets a second try.
     if failed and subprocess.run(["bash", "-c", BUILDS], cwd=ROOT, env=_with_apps(), check=False).returncode:
         return 1
-    at_a_time = TWO_FILES if chosen else ()
-    return _call(*pytest, *at_a_time, "tests/faults", "tests/integration", "tests/e2e") or cheap
+    of_stacks = _pytest(*quick, *TWO_FILES, *OF_STACKS)
+    alone = _pytest("-m", "long", *OF_STACKS) if is_all else 0
+    return cheap or of_stacks or alone
+
+
+def _pytest(*words: str) -> int:
+    return _call(sys.executable, "-m", "pytest", *words)
 
 
 def _call(*words: str) -> int:
