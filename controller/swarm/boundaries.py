@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..daemon.boundaries import Boundaries, connected
 from ..daemon.callers import Gatekeeper
-from ..files.certificates import CERTIFICATES
+from ..files.certificates import CERTIFICATES_IN_FORCE
 from ..files.pem import REPLACE, PemKind, PemWatch
 from ..files.public_keys import public_keys
 from ..routing.haproxy_config import Tls
@@ -59,7 +59,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             yield None
             return
         await ends.enter_async_context(state_lease(holder))
-        certificates_of_clients = await _watch(settings, CERTIFICATES, "tls") if settings.has_tls else None
+        certificates_of_clients = await _watch(settings, CERTIFICATES_IN_FORCE, "tls") if settings.has_tls else None
         public_keys_of_tokens = await _watch(settings, public_keys(settings.tokens.algorithm), "jwt")
         key_files = tuple(sorted(public_keys_of_tokens.files()))
         yield Boundaries(
@@ -94,7 +94,7 @@ class _Tls:
 
 
 async def _watch(settings: Settings, kind: PemKind, directory: str) -> PemWatch:
-    """Of files that the edges have as well (controller/swarm/up/). With others Swarm replaces the controller."""
+    """Of files that the edges have, too (controller/swarm/up/). Swarm replaces the controller when they change."""
     of_swarm = replace(
         kind,
         remedy="`pierhead up` puts those of the project there",

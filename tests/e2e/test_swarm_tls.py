@@ -10,6 +10,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from controller.swarm.up.secrets import PROJECT_LABEL
 from tests.harness import certificates, tokens
 from tests.harness.stack import EVIDENCE
 from tests.harness.swarm_rig import Node, SwarmRig
@@ -25,7 +26,8 @@ ANSWER_S = 10.0
 def test_certificates_and_public_keys_reach_every_node_and_are_renewed() -> None:
     SwarmStack.build()
     key, next_key = tokens.made(), tokens.made()
-    first, second = (certificates.made("shop.example", now=time.time(), ends=ends) for ends in (30, 90))
+    first = certificates.made("shop.example", now=time.time(), begins=-80, ends=5)
+    second = certificates.made("shop.example", now=time.time())
     EVIDENCE.mkdir(exist_ok=True)
     certificates.write(TLS / "shop.pem", *first)
     certificates.write(JWT / "idp.pem", tokens.public(key))
@@ -44,6 +46,13 @@ def test_certificates_and_public_keys_reach_every_node_and_are_renewed() -> None
             assert https(node, "/faulty", signed(key)) == 200
             assert https(node, "/faulty", signed(next_key)) == 401
 
+        told = stack.make("status")
+        assert "shop.pem: its certificate ends on" in told
+        assert "put a new one in its place in the project, and type `pierhead up`" in told
+        before = stack.ids(), own_secrets(stack)
+        stack.make("up")
+        assert (stack.ids(), own_secrets(stack)) == before, "nothing has changed, and nothing is replaced"
+
         certificates.write(TLS / "shop.pem", *second)
         certificates.write(JWT / "next.pem", tokens.public(next_key))
         began = time.monotonic()
@@ -54,6 +63,18 @@ def test_certificates_and_public_keys_reach_every_node_and_are_renewed() -> None
             for one in (key, next_key):
                 eventually(lambda node=node, one=one: https(node, "/faulty", signed(one)) == 200, "both keys count")  # type: ignore[misc]
         assert "certificate" not in stack.make("status"), "none ends soon"
+
+        stack.variables["PIERHEAD_TLS"] = "off"
+        stack.make("up")
+        for node in rig.nodes:
+            eventually(lambda node=node: stack.get(node, "/echo?message=hi").status == 200, "HTTP is served again")  # type: ignore[misc]
+            assert https(node, "/echo") == 0
+        assert not any("tls" in name for name in own_secrets(stack))
+
+
+def own_secrets(stack: SwarmStack) -> set[str]:
+    with stack.rig.nodes[0].client() as client:
+        return {one["Spec"]["Name"] for one in client.secrets({"label": f"{PROJECT_LABEL}={stack.project}"})}
 
 
 def https(node: Node, path: str, token: str = "") -> int:

@@ -33,7 +33,7 @@ from .offer import EPOCH_HEADER, PORT, WAIT_S, EdgeOffer, Known, judge, question
 _log = logging.getLogger("edge")
 
 RUN_DIR = Path("/run/haproxy")
-SECRETS = Path("/run/secrets")
+SECRETS = Path(text.SECRETS)
 RETRY_S = 2.0
 """Between questions to a controller that does not answer, or is not obeyed."""
 CONNECT_S = 3.0

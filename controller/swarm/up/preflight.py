@@ -220,7 +220,7 @@ def _ports(facts: SwarmFacts) -> Iterator[str]:
         if in_the_way:
             yield (
                 f"port {port} is taken by {', '.join(in_the_way)}: stop that, or choose another port for every node "
-                "(PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT)"
+                "(PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT, PIERHEAD_HTTPS_PORT)"
             )
 
 

@@ -61,6 +61,14 @@ def steps(project: str, used: Set, now: float) -> list[Set]:
     return [{CA: both, **pair}, {CA: both, **made}]
 
 
+def with_files(rollout: list[Set], files: Set, leaving: Set) -> list[Set]:
+    """The same sets with further files. `leaving`: files that are not to stay, and that the HAProxys' routes name until
+    the controller has published others. They go in a step of their own.
+    """
+    first = [{**one, **leaving, **files} for one in rollout]
+    return [*first, {**rollout[-1], **files}] if leaving else first
+
+
 def kept(project: str, key: str, data: bytes, labels: Mapping[str, str] | None = None) -> Kept:
     """What is to be kept under a name with the hash of its content."""
     digest = hashlib.sha256(data).hexdigest()[:12]

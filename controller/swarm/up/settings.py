@@ -31,7 +31,7 @@ class StackSettings:
     tls_dir: str = ""
     """The directory of the project with the certificates for clients (PIERHEAD_TLS_DIR); "" = none are needed."""
     jwt_dir: str = ""
-    """That with the public keys of clients' tokens (PIERHEAD_JWT_DIR); "" = no service takes tokens."""
+    """That with the public keys of clients' tokens (PIERHEAD_JWT_DIR)."""
     jwt_algorithm: str = ""
     """By which these tokens are signed (PIERHEAD_JWT_ALGORITHM)."""
     files: str = ""

@@ -131,13 +131,14 @@ class Swarm:
         """The names in Swarm of a service's secrets, by their files in the container's directory of secrets."""
         service = self.service(name)
         container = service["Spec"]["TaskTemplate"]["ContainerSpec"] if service else {}
-        return {one["File"]["Name"]: one["SecretName"] for one in container.get("Secrets") or ()}
+        of_it = container.get("Secrets") or ()
+        return {one["File"]["Name"].removeprefix("/run/secrets/"): one["SecretName"] for one in of_it}
 
     def keep(self, kind: str, wanted: Iterable[Kept]) -> None:
         """Create what is not there yet."""
         there = self.kept(kind)
         create = self.client.create_secret if kind == "secrets" else self.client.create_config
-        for one in wanted:
+        for one in {one.name: one for one in wanted}.values():
             if one.name not in there and one.data is not None:
                 create(one.name, one.data, dict(one.labels))
 

@@ -23,9 +23,9 @@ from ..state.holder import prepare
 from ..state.text import KeptText
 from .facts import gather
 from .images import OWN_REGISTRY_PORT, ComposeImage, Pusher, images_of, logins, no_registry, with_digests
-from .operator_files import operator_files
+from .operator_files import OF_CERTIFICATES, certificates, keys
 from .preflight import Findings, check, clocks
-from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
+from .secrets import PROJECT_LABEL, Kept, Set, kept, steps, with_files
 from .settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, StackSettings
 from .stack_file import LOGINS, Given, Json, network_name, services_of, stack_file
 from .swarm_calls import Swarm, wait
@@ -73,7 +73,7 @@ class Up:
     async def deploy(self) -> None:
         """Everything. Raises InvalidRequest before anything is changed; EngineError."""
         self._refuse()
-        of_operator = self._operator_files()
+        files = self._operator_files()
         with self._step("Making the networks"):
             for key, definition in (self._config.get("networks") or {}).items():
                 if not (definition or {}).get("external"):
@@ -81,27 +81,32 @@ class Up:
         self._start_registry()
         digests = self._push()
         self._keep_files()
-        with self._step("Storing the compose files"):
-            await self._store(digests)
+        # A first controller needs the compose files. A running one would ask for tokens before the HAProxys have
+        # the keys.
+        is_first = self._swarm.service("controller") is None
+        if is_first:
+            await self._store_aloud(digests)
         login = logins(digests.values())
         more = {LOGINS: kept(self._settings.project, LOGINS, login)} if login else {}
-        more |= of_operator
         rollout = steps(self._settings.project, self._swarm.used_secrets(), time.time())
-        for certificates in rollout:
-            secrets = {**certificates, **more}
+        rollout = with_files(rollout, {**more, **files}, self._leaving(files))
+        for secrets in rollout:
             self._swarm.keep("secrets", secrets.values())
             with self._step("Deploying the stack, with HAProxy on every node"):
                 self._deploy(stack_file(self._config, self._given(digests, secrets)))
                 self._wait("controller", "haproxy")
-        self._swarm.drop_own({**rollout[-1], **more})
+        self._swarm.drop_own(rollout[-1])
+        if not is_first:
+            await self._store_aloud(digests)
 
     async def files(self) -> None:
         """Push the images and store the compose files, so that the controller has what the files say now."""
         refuse_another_clone(self._swarm, self._settings)
-        keys = {one.name for path, one in self._operator_files().items() if path.startswith("jwt/")}
+        spec = parse(self._settings.project, self._config, DIALECTS)
         if self._swarm.service("controller") is None:
             raise InvalidRequest(f"there is no stack {self._settings.project} on this Swarm; `pierhead up` starts it")
-        if not keys <= set(self._swarm.secrets_of("haproxy").values()):
+        wanted = keys(self._settings, spec, time.time()).keys()
+        if not wanted <= self._swarm.secrets_of("haproxy").keys():
             raise InvalidRequest(
                 f"the nodes do not have the public keys in {self._settings.jwt_dir}, which services with auth: jwt "
                 "need: `pierhead up` gives them these, and rolls out the files"
@@ -123,10 +128,17 @@ class Up:
             self._settings.https_port,
         )
 
-    def _operator_files(self) -> Mapping[str, Kept]:
+    def _operator_files(self) -> Set:
         """Raises SpecError and WrongFiles."""
-        spec = parse(self._settings.project, self._config, DIALECTS)
-        return operator_files(self._settings, spec, time.time())
+        spec, now = parse(self._settings.project, self._config, DIALECTS), time.time()
+        return {**certificates(self._settings, now), **keys(self._settings, spec, now)}
+
+    def _leaving(self, files: Set) -> Set:
+        """The certificates that HAProxy has and is not to have: without TLS."""
+        if any(path.startswith(OF_CERTIFICATES) for path in files):
+            return {}
+        has, there = self._swarm.secrets_of("haproxy"), self._swarm.kept("secrets")
+        return {path: there[name] for path, name in has.items() if path.startswith(OF_CERTIFICATES) and name in there}
 
     def _token(self) -> str:
         """The user's; else the one that the running controller has; else a new one."""
@@ -161,6 +173,10 @@ class Up:
             return self._settings.registry
         where = _place_of_registry(self._swarm) or _this_node(self._client)
         return f"{where[1]}:{OWN_REGISTRY_PORT}"
+
+    async def _store_aloud(self, digests: Mapping[str, str]) -> None:
+        with self._step("Storing the compose files"):
+            await self._store(digests)
 
     async def _store(self, digests: Mapping[str, str]) -> None:
         configs = SwarmConfigs(self._client)
@@ -221,7 +237,7 @@ def refuse_another_clone(swarm: Swarm, settings: StackSettings) -> None:
             f'a stack named "{settings.project}" runs on this Swarm from another directory: '
             f"{', '.join(sorted(others))}. Remove it there (pierhead down; where that directory is gone, here: "
             "pierhead down --force, in a clone make down FORCE=1), or give this one a name and ports of its own in "
-            ".env (COMPOSE_PROJECT_NAME, PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT)"
+            ".env (COMPOSE_PROJECT_NAME, PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT, PIERHEAD_HTTPS_PORT)"
         )
 
 

@@ -123,7 +123,7 @@ class Site:
         if Path(socket).exists():  # as on the stack
             text = text.replace(f" {address} id ", f" unix@{socket} id ")
             text = text.replace(f" port {admin_port} ", f" addr unix@{socket}.admin ")
-        file = write(self.work.haproxy, self.work.directory, text)
+        file = write(str(self.work.haproxy), self.work.directory, text)
         kept = self.keep("haproxy", [str(self.work.haproxy), "-W", "-db", "-f", str(file)], {})
         url = f"127.0.0.1:{port}"
         wait_for(lambda: get(f"http://{url}/v1/models")[0] == 200, "HAProxy has the gateway", START_S, [kept])

@@ -65,9 +65,9 @@ def configuration(route: Route, port: int, directory: Path) -> str:
     return _change(r" user root group root mode 600", " mode 600", text)
 
 
-def write(haproxy: Path | None, directory: Path, text: str) -> Path:
+def write(program: str, directory: Path, text: str) -> Path:
     """Write the text for this program, with the files that it names; where it is."""
-    version = subprocess.run([str(haproxy), "-v"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stdout
     file = directory / "haproxy.cfg"
     file.write_text(in_words_of_2_8(text) if is_older_than_3(version) else text)
     (directory / "servers.state").write_text("1\n")

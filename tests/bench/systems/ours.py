@@ -130,7 +130,7 @@ class _Starter:
         probe_port = self._ports.admin if self._has_admin_port else self._ports.service
         route = Route(chain.ingress.name, chain.route, self._ports.service, probe_port, addresses)
         text = configuration(route, port, self._work.directory)
-        file = write(self._work.haproxy, self._work.directory, text)
+        file = write(str(self._work.haproxy), self._work.directory, text)
         self._keep("haproxy", [str(self._work.haproxy), "-W", "-db", "-f", str(file)], {})
         return f"http://127.0.0.1:{port}"
 

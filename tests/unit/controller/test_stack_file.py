@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -16,17 +17,17 @@ import docker
 import pytest
 import requests
 
-from controller.errors import EngineError, SpecError
+from controller.errors import EngineError, InvalidRequest, SpecError
 from controller.files.pem import WrongFiles
 from controller.model.spec import Spec
 from controller.swarm.certificates import DAYS, Identity
 from controller.swarm.up import __main__ as program
+from controller.swarm.up import operator_files
 from controller.swarm.up.images import logins, place_of, with_digests
-from controller.swarm.up.operator_files import operator_files
-from controller.swarm.up.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
+from controller.swarm.up.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps, with_files
 from controller.swarm.up.settings import StackSettings
 from controller.swarm.up.stack_file import Given, stack_file
-from controller.swarm.up.swarm_calls import addresses
+from controller.swarm.up.swarm_calls import Swarm, addresses
 from controller.swarm.up.up import Up
 from tests.harness.certificates import made as made_certificate
 from tests.harness.certificates import write
@@ -282,19 +283,69 @@ def test_an_operators_file_is_kept_under_the_digest_of_its_content(tmp_path: Pat
     settings = StackSettings(
         "shop", str(tmp_path), https_port=8443, tls_dir="tls", jwt_dir="jwt", jwt_algorithm="ES256"
     )
-    open_, closed = (Spec("shop", {"web": replace(WEB, auth=auth)}) for auth in ("none", "jwt"))
-    files = operator_files(settings, open_, NOW)
-    assert files.keys() == {"tls/ca.pem"}, "no key is asked for"
-    both = operator_files(settings, closed, NOW)
-    assert len(both) == 2
-    assert both["tls/ca.pem"] == files["tls/ca.pem"]
-    assert "".join(pem).encode() == both["tls/ca.pem"].data
-    assert re.fullmatch(r"shop_tls-ca-[0-9a-f]{12}", both["tls/ca.pem"].name)
+    files = operator_files.certificates(settings, NOW)
+    assert files.keys() == {"tls/ca.pem"}
+    assert "".join(pem).encode() == files["tls/ca.pem"].data
+    assert re.fullmatch(r"shop_tls-ca-[0-9a-f]{12}", files["tls/ca.pem"].name)
+    assert operator_files.certificates(replace(settings, tls_dir=""), NOW) == {}
     write(tmp_path / "tls" / "ca.pem", *made_certificate("shop.example", now=NOW))
-    assert operator_files(settings, open_, NOW)["tls/ca.pem"].name != files["tls/ca.pem"].name
+    assert operator_files.certificates(settings, NOW)["tls/ca.pem"].name != files["tls/ca.pem"].name
+
+    open_, closed = (Spec("shop", {"web": replace(WEB, auth=auth)}) for auth in ("none", "jwt"))
+    assert operator_files.keys(settings, open_, NOW) == {}
+    before = operator_files.keys(settings, closed, NOW)
+    write(tmp_path / "jwt" / "a.pem", public(made_key("ES256")))
+    both = operator_files.keys(settings, closed, NOW)
+    assert (len(before), len(both)) == (1, 2)
+    assert before.items() <= both.items(), "the file of a key has its name whatever others there are"
     write(tmp_path / "jwt" / "b.pem", public(made_key("RS256")))
     with pytest.raises(WrongFiles, match="PIERHEAD_JWT_ALGORITHM=ES256"):
-        operator_files(settings, closed, NOW)
+        operator_files.keys(settings, closed, NOW)
+
+
+def test_certificates_that_are_not_to_stay_go_in_a_step_of_their_own() -> None:
+    first, second, files, leaving = ({key: Kept(key, {})} for key in ("ca.pem", "edge.pem", "jwt/a.pem", "tls/a.pem"))
+    assert with_files([first, second], files, {}) == [first | files, second | files]
+    assert with_files([first, second], files, leaving) == [
+        first | leaving | files,
+        second | leaving | files,
+        second | files,
+    ]
+
+
+class RunningStack(docker.APIClient):
+    """A Swarm on which the stack `shop` runs, with these secrets by their files, as Swarm lists them."""
+
+    def __init__(self, secrets: dict[str, str]) -> None:
+        super().__init__(version="1.44")
+        files = [{"File": {"Name": f"/run/secrets/{key}"}, "SecretName": name} for key, name in secrets.items()]
+        self._spec = {"Labels": {}, "TaskTemplate": {"ContainerSpec": {"Secrets": files}}}
+        self._secrets = [{"Spec": {"Name": name, "Labels": {}}} for name in secrets.values()]
+
+    def services(self, filters: Any = None, **_: Any) -> list[dict[str, Any]]:
+        return [{"ID": name, "Spec": {**self._spec, "Name": f"shop_{name}"}} for name in ("haproxy", "controller")]
+
+    def secrets(self, filters: Any = None) -> list[dict[str, Any]]:
+        return self._secrets
+
+
+def test_a_second_up_finds_the_certificates_that_are_in_use() -> None:
+    there = {CA: "shop_ca-1", EDGE: "shop_edge-1", CONTROLLER: "shop_controller-1"}
+    swarm = Swarm(RunningStack({**there, "tls/ca.pem": "shop_tls-ca-1"}), "shop")
+    assert {key: one.name for key, one in swarm.used_secrets().items()} == there
+    assert swarm.secrets_of("haproxy")["tls/ca.pem"] == "shop_tls-ca-1"
+
+
+def test_a_deployment_is_refused_where_the_nodes_lack_keys_that_it_asks_for(tmp_path: Path) -> None:
+    write(tmp_path / "jwt" / "a.pem", public(made_key("ES256")))
+    (tmp_path / "tls").mkdir()  # which a deployment does not send
+    settings = StackSettings("shop", str(tmp_path), tls_dir="tls", jwt_dir="jwt", jwt_algorithm="ES256")
+    files = config()
+    files["services"]["ranker"] = {"image": "ranker", "scale": 0, "x-serve": {"route": "/", "auth": "jwt"}}
+    files["services"]["controller"] = {"image": "pierhead", "environment": {"PIERHEAD_ENGINE": "swarm"}}
+    up = Up(RunningStack({CA: "shop_ca-1"}), settings, files, print)
+    with pytest.raises(InvalidRequest, match=r"^the nodes do not have the public keys in jwt, .*: `pierhead up` gives"):
+        asyncio.run(up.files())
 
 
 def test_a_docker_that_does_not_answer_is_an_error_in_one_line(
