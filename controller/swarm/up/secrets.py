@@ -65,7 +65,7 @@ def with_files(rollout: list[Set], files: Set, leaving: Set) -> list[Set]:
     """The same sets with further files. `leaving`: files that are not to stay, and that the HAProxys' routes name until
     the controller has published others. They go in a step of their own.
     """
-    first = [{**one, **leaving, **files} for one in rollout]
+    first: list[Set] = [{**one, **leaving, **files} for one in rollout]
     return [*first, {**rollout[-1], **files}] if leaving else first
 
 

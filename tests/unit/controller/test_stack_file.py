@@ -322,7 +322,7 @@ class RunningStack(docker.APIClient):
         self._spec = {"Labels": {}, "TaskTemplate": {"ContainerSpec": {"Secrets": files}}}
         self._secrets = [{"Spec": {"Name": name, "Labels": {}}} for name in secrets.values()]
 
-    def services(self, filters: Any = None, **_: Any) -> list[dict[str, Any]]:
+    def services(self, filters: Any = None, status: Any = None) -> list[dict[str, Any]]:
         return [{"ID": name, "Spec": {**self._spec, "Name": f"shop_{name}"}} for name in ("haproxy", "controller")]
 
     def secrets(self, filters: Any = None) -> list[dict[str, Any]]:
