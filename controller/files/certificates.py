@@ -55,6 +55,7 @@ CERTIFICATES = PemKind(
 
 
 CERTIFICATES_IN_FORCE = replace(CERTIFICATES, check=_in_force)
+"""Those that were checked before they were put in force: one that has ended since is still told, with its date."""
 
 
 def _leaf(text: str) -> x509.Certificate:

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...errors import InvalidRequest
-from ...settings import DEFAULT_TOKENS
 from ...tool.project.compose import READ_S, Compose
 from ...tool.project.programs import Done
 from ...tool.project.stack import NoStack, ProjectStack
@@ -63,9 +62,9 @@ class SwarmStack:
             http_port=int(stack.setting("PIERHEAD_HTTP_PORT", "8000")),
             grpc_port=int(stack.setting("PIERHEAD_GRPC_PORT", "9000")),
             https_port=int(stack.setting("PIERHEAD_HTTPS_PORT", "8443")) if stack.has_tls else 0,
-            tls_dir=stack.setting("PIERHEAD_TLS_DIR", "tls") if stack.has_tls else "",
-            jwt_dir=stack.setting("PIERHEAD_JWT_DIR", "jwt"),
-            jwt_algorithm=stack.setting("PIERHEAD_JWT_ALGORITHM", DEFAULT_TOKENS.algorithm).upper(),
+            tls_dir=stack.tls_dir if stack.has_tls else "",
+            jwt_dir=stack.jwt_dir,
+            jwt_algorithm=stack.jwt_algorithm,
             files=stack.files,
             files_digest=self._digest(stack.files),
             has_force=force,

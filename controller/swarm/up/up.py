@@ -48,14 +48,14 @@ class Up:
 
     def check(self) -> None:
         """Say what may go wrong, and raise InvalidRequest with what is in the way; nothing is changed."""
-        found = self._refuse()
+        found, _ = self._refuse()
         for warning in found.warnings:
             self._say(f"Warning: {warning}.")
         for note in found.notes:
             self._say(f"Note: {note}.")
 
-    def _refuse(self) -> Findings:
-        """Return what is not in the way."""
+    def _refuse(self) -> tuple[Findings, Set]:
+        """Return what is not in the way, and the operator's files."""
         https = [self._settings.https_port] if self._settings.https_port else []
         ports = self._settings.http_port, self._settings.grpc_port, *https
         is_own = self._settings.registry == "here"
@@ -63,17 +63,16 @@ class Up:
         if found.problems:
             raise InvalidRequest("\n".join(found.problems))
         refuse_another_clone(self._swarm, self._settings)
-        self._operator_files()
+        files = self._operator_files()
         stack_file(self._config, self._given({}, {}))
         built = {name: one for name, one in self._images().items() if one.is_built}
         if built and not self._settings.registry:
             raise SpecError([no_registry(name, image.name) for name, image in sorted(built.items())])
-        return found
+        return found, files
 
     async def deploy(self) -> None:
         """Everything. Raises InvalidRequest before anything is changed; EngineError."""
-        self._refuse()
-        files = self._operator_files()
+        _, files = self._refuse()
         with self._step("Making the networks"):
             for key, definition in (self._config.get("networks") or {}).items():
                 if not (definition or {}).get("external"):
@@ -85,7 +84,7 @@ class Up:
         # the keys.
         is_first = self._swarm.service("controller") is None
         if is_first:
-            await self._store_aloud(digests)
+            await self._store_and_say(digests)
         login = logins(digests.values())
         more = {LOGINS: kept(self._settings.project, LOGINS, login)} if login else {}
         rollout = steps(self._settings.project, self._swarm.used_secrets(), time.time())
@@ -97,7 +96,7 @@ class Up:
                 self._wait("controller", "haproxy")
         self._swarm.drop_own(rollout[-1])
         if not is_first:
-            await self._store_aloud(digests)
+            await self._store_and_say(digests)
 
     async def files(self) -> None:
         """Push the images and store the compose files, so that the controller has what the files say now."""
@@ -174,7 +173,7 @@ class Up:
         where = _place_of_registry(self._swarm) or _this_node(self._client)
         return f"{where[1]}:{OWN_REGISTRY_PORT}"
 
-    async def _store_aloud(self, digests: Mapping[str, str]) -> None:
+    async def _store_and_say(self, digests: Mapping[str, str]) -> None:
         with self._step("Storing the compose files"):
             await self._store(digests)
 

@@ -12,7 +12,7 @@ from ...files.acme import check_authority
 from ...files.certificates import CERTIFICATES
 from ...files.pem import PemFiles, PemKind, WrongFiles, read_files
 from ...files.public_keys import public_keys
-from ...settings import DEFAULT_TOKENS, Settings
+from ...settings import Settings
 from . import resolved
 from .compose import Compose
 from .engines import ProjectEngine
@@ -104,7 +104,7 @@ def refuse_wrong_certificates(stack: ProjectStack) -> Sequence[str]:
             )
         return _acme_warnings(stack)
     now = time.time()
-    return _read(stack, CERTIFICATES, "tls", now).ending(now)
+    return _read(stack, CERTIFICATES, stack.tls_dir, now).ending(now)
 
 
 def _acme_warnings(stack: ProjectStack) -> Sequence[str]:
@@ -127,13 +127,12 @@ def _acme_warnings(stack: ProjectStack) -> Sequence[str]:
 def refuse_wrong_public_keys(stack: ProjectStack, services: Services) -> None:
     """Raise InvalidRequest where a service takes tokens, and the keys by which HAProxy checks them cannot be used."""
     if resolved.takes_tokens(services):
-        algorithm = stack.setting("PIERHEAD_JWT_ALGORITHM", DEFAULT_TOKENS.algorithm).upper()
-        _read(stack, public_keys(algorithm), "jwt", time.time())
+        _read(stack, public_keys(stack.jwt_algorithm), stack.jwt_dir, time.time())
 
 
-def _read(stack: ProjectStack, kind: PemKind, usual: str, now: float) -> PemFiles:
+def _read(stack: ProjectStack, kind: PemKind, directory: str, now: float) -> PemFiles:
     try:
-        return read_files(kind, stack.root, stack.setting(kind.variable, usual), now)
+        return read_files(kind, stack.root, directory, now)
     except WrongFiles as error:
         raise InvalidRequest(f"{error}\nNothing was started; running services are not affected.") from None
 

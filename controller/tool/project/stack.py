@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ControllerError
-from ...settings import api_socket
+from ...settings import DEFAULT_TOKENS, api_socket
 from . import stack_files
 from .engines import ProjectEngine, own_program
 from .env_file import EnvFile, setting
@@ -100,6 +100,21 @@ class ProjectStack:
     def tls(self) -> str:
         """Where HAProxy's certificates come from: files, acme, or what else is written."""
         return self.setting("PIERHEAD_TLS").lower()
+
+    @property
+    def tls_dir(self) -> str:
+        """The directory of the project that has the certificates of `tls: files`."""
+        return self.setting("PIERHEAD_TLS_DIR", "tls")
+
+    @property
+    def jwt_dir(self) -> str:
+        """The directory of the project that has the public keys of clients' tokens."""
+        return self.setting("PIERHEAD_JWT_DIR", "jwt")
+
+    @property
+    def jwt_algorithm(self) -> str:
+        """By which these tokens are signed."""
+        return self.setting("PIERHEAD_JWT_ALGORITHM", DEFAULT_TOKENS.algorithm).upper()
 
     @property
     def own_services(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Writes whole files, also in directories in which somebody else may write."""
+"""Writes whole files. Other users may write in the same directory."""
 
 from __future__ import annotations
 
