@@ -14,13 +14,13 @@ from collections.abc import Iterable
 
 from ..engines.base import ClusterEngine
 from ..errors import ControllerError, EngineError, EngineSocketGone
+from ..files.parse import EDGE_SERVICE
 from ..model.actions import RemoveContainer, SignalContainer
 from ..model.world import ReplicaContainer
 
 logger = logging.getLogger(__name__)
 
 DEPENDENT_SERVICE = "prometheus"
-EDGE_SERVICE = "haproxy"
 HAPROXY_GONE_S = 16.0
 """How long `down` may take to remove HAProxy, which has 10 s to finish its requests."""
 LIMIT_S = 40.0

@@ -240,7 +240,7 @@ def _endpoint(source: ServiceSource, path: str, value: Any, problems: Problems) 
 
 
 def _primary_network(source: ServiceSource, path: str, attachments: Mapping[str, Any], problems: Problems) -> str:
-    """The network that calls use: one that the controller shares; by Compose's priority, then by name."""
+    """The network that calls use: one that the controller and HAProxy share; by Compose's priority, then by name."""
 
     def rank(name: str) -> tuple[int, str]:
         options = attachments[name]
@@ -252,9 +252,11 @@ def _primary_network(source: ServiceSource, path: str, attachments: Mapping[str,
         return ranked[0]
     shared = [name for name in ranked if name in source.control_networks]
     if not shared:
-        control = ", ".join(sorted(source.control_networks))
+        theirs = ", ".join(sorted(source.control_networks)) or "they share none"
         problems.add(
-            path, f"the controller and HAProxy are on none of these and would not reach it; add one of: {control}"
+            path,
+            "HAProxy and the controller are not both on one of these and would not reach it; add one of theirs here "
+            f"({theirs}), or one of these to the services haproxy and controller",
         )
         return ranked[0]
     return shared[0]

@@ -44,6 +44,7 @@ from .stack_options import StackOptions
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
+EDGE_SERVICE = "haproxy"
 ENGINE_VARIABLE = "PIERHEAD_ENGINE"
 _NO_DIALECTS: Mapping[str, Dialect] = MappingProxyType({})
 STOP_MARGIN_S = 10.0
@@ -146,10 +147,15 @@ def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Proble
 
 
 def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
-    controller = definitions.get(CONTROLLER_SERVICE)
-    if not isinstance(controller, Mapping) or "network_mode" in controller:
+    """Compose's names of the networks that the controller and HAProxy share; None: the files have no controller."""
+    of_controller, of_edge = _networks(definitions.get(CONTROLLER_SERVICE)), _networks(definitions.get(EDGE_SERVICE))
+    return of_controller if of_controller is None or of_edge is None else of_controller & of_edge
+
+
+def _networks(definition: object) -> frozenset[str] | None:
+    if not isinstance(definition, Mapping) or "network_mode" in definition:
         return None
-    networks = controller.get("networks")
+    networks = definition.get("networks")
     return frozenset(str(name) for name in networks) if isinstance(networks, Mapping | list) else frozenset({"default"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -51,13 +52,13 @@ def echo(written: WrittenStack) -> WrittenStack:
     return written
 
 
-def stranger(stack: WrittenStack, *tries: str) -> list[object]:
+def stranger(stack: WrittenStack, *tries: str, network: str = "default") -> list[object]:
     """What a container of no service of the stack finds."""
     [replica] = stack.replicas("echo").values()
     labels = {"pierhead.test": "neighbours", "com.docker.compose.project": stack.project}
     said = stack.docker.containers.run(
         replica.attrs["Image"], ["python", "-c", TRY, json.dumps(tries)], remove=True, labels=labels,
-        network=f"{stack.project}_default",
+        network=f"{stack.project}_{network}",
     )  # fmt: skip
     found = json.loads(said)
     print(*(f"{one}: {found[one]}" for one in tries), sep="\n")
@@ -98,3 +99,43 @@ def test_a_caller_that_names_no_service_is_told_what_to_write(echo: WrittenStack
     echo.write(ECHO.replace(line, ""))
     what = "name echo-child in depends_on of this service, if it has x-serve, or write x-serve.listen: tcp"
     eventually(lambda: what in echo.get("/echo?message=hi").body.decode(), "its clients are told, too")
+
+
+APART = (
+    ECHO
+    + """
+  haproxy: {networks: [default, models]}
+  controller: {networks: [default, models]}
+  foreign:
+    image: pierhead/echo:${PIERHEAD_TAG:-latest}
+    scale: 0
+    networks: [models]
+    command: [python, -m, http.server, "8080"]
+    x-serve: {route: /foreign, strip_prefix: true, port: 8080, health: {probe: {path: /}}, rollout: {bake_s: 1}}
+networks: {models: {internal: true}}
+"""
+)
+
+
+@pytest.fixture
+def apart(echo: WrittenStack) -> Iterator[WrittenStack]:
+    """A stack whose HAProxy and controller are on one more network, with an image of others on that one alone."""
+    echo.write(APART)
+    echo.up()
+    echo.settle(foreign=1)
+    yield echo
+    echo.write(ECHO)
+    echo.up()
+    eventually(lambda: not echo.replicas("foreign"), "its replica is removed")
+    echo.docker.networks.get(f"{echo.project}_models").remove()
+
+
+def test_an_image_of_others_in_a_network_of_its_own_is_reached_by_haproxy_and_by_those_of_its_network(
+    apart: WrittenStack,
+) -> None:
+    [foreign] = apart.replicas("foreign").values()
+    address = foreign.attrs["NetworkSettings"]["Networks"][f"{apart.project}_models"]["IPAddress"]
+    tries = [f"connects('{address}', 8080)", f"connects('{foreign.short_id}', 8080)", "connects('foreign', 8080)"]
+    assert apart.get("/foreign").status == 200
+    assert stranger(apart, *tries) == ["TimeoutError", "gaierror", "gaierror"]
+    assert stranger(apart, *tries, network="models") == ["connected"] * 3

@@ -173,11 +173,11 @@ def test_secrets_and_configs_are_files_bound_read_only() -> None:
 # ----------------------------------------------------------------------------------------------------------- networks
 
 
-def with_networks(joined: Any, controller: Any = None) -> dict[str, Any]:
+def with_networks(joined: Any, **stack: Any) -> dict[str, Any]:
+    """`stack`: the networks of `controller` and `haproxy`."""
     whole = config(ranker=service(FOREIGN, networks=joined))
     whole["networks"] |= {"back": {"name": "shared_back", "external": True}, "front": {"name": "shop_front"}}
-    if controller is not None:
-        whole["services"]["controller"] = {"image": "c", "networks": controller}
+    whole["services"] |= {name: {"image": name, "networks": networks} for name, networks in stack.items()}
     return whole
 
 
@@ -196,11 +196,25 @@ def test_a_replica_is_reached_where_the_controller_is() -> None:
     assert parse(PROJECT, whole).services["ranker"].container["HostConfig"]["NetworkMode"] == "shop_front"
 
 
-def test_a_network_that_nobody_shares() -> None:
-    assert problems_of(with_networks({"back": None}, controller={"default": None})) == [
+def test_a_replica_is_reached_where_haproxy_is_too() -> None:
+    both = {"front": None, "back": None, "default": None}
+    whole = with_networks({"front": None, "back": {"priority": 5}}, controller=both, haproxy={"front": None})
+    assert parse(PROJECT, whole).services["ranker"].container["HostConfig"]["NetworkMode"] == "shop_front"
+
+
+@pytest.mark.parametrize(
+    ("stack", "theirs"),
+    [
+        ({"controller": {"default": None}}, "default"),
+        ({"controller": {"back": None, "default": None}, "haproxy": {"default": None}}, "default"),
+        ({"controller": {"back": None}, "haproxy": {"default": None}}, "they share none"),
+    ],
+)
+def test_a_network_that_nobody_shares(stack: dict[str, Any], theirs: str) -> None:
+    assert problems_of(with_networks({"back": None}, **stack)) == [
         (
-            "services.ranker.networks: the controller and HAProxy are on none of these and would not reach it; add one "
-            "of: default"
+            "services.ranker.networks: HAProxy and the controller are not both on one of these and would not reach it; "
+            f"add one of theirs here ({theirs}), or one of these to the services haproxy and controller"
         )
     ]
 
