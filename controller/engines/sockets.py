@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pierhead.edge.unix_sockets import LANE_SUFFIX
+
 from ..model.spec import ADMIN_SUFFIX, SOCKETS, SOCKETS_VOLUME, unix_address
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,6 @@ class SocketDirectory:
         """Remove the sockets of a container that is gone, if it was a replica that had some."""
         _, _, name = unix_address(service, replica).rpartition("/")
         for directory in (self._root / service, self._root / ".listen" / service) if name else ():
-            for file in (directory / name, directory / (name + ADMIN_SUFFIX)):
+            for file in (directory / (name + suffix) for suffix in ("", LANE_SUFFIX, ADMIN_SUFFIX)):
                 with contextlib.suppress(OSError):  # what else a replica has made there stays
                     file.unlink()

@@ -6,9 +6,11 @@ import asyncio
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -30,7 +32,14 @@ class Running:
     """One process, from its start to its end."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, program: str, name: str, host: str, inside: Sequence[str], log: Path
+        self,
+        process: asyncio.subprocess.Process,
+        program: str,
+        name: str,
+        host: str,
+        inside: Sequence[str],
+        log: Path,
+        socket: str = "",
     ) -> None:
         self._process = process
         self.program = program
@@ -38,11 +47,12 @@ class Running:
         self.host = host
         self._inside = inside
         self._log = log
+        self._socket = socket
 
     @property
     def address(self) -> str:
-        """Where its requests go, "ip:port"."""
-        return f"{self.host}:{PORT}"
+        """Where its requests go, "ip:port", or "unix:path"."""
+        return f"unix:{self._socket}" if self._socket else f"{self.host}:{PORT}"
 
     @property
     def pid(self) -> int:
@@ -97,6 +107,7 @@ class Fleet:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self._sockets: Path | None = None
         self._running: list[Running] = []
 
     async def __aenter__(self) -> Self:
@@ -105,6 +116,12 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         for each in self._running:
             await each.close()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets)
+
+    def use_sockets(self) -> None:
+        """Those that are started from now on take requests at sockets, whose paths have to be short."""
+        self._sockets = Path(tempfile.mkdtemp())
 
     async def workers(self, *names: str, **environ: object) -> list[Running]:
         """Replicas of the service "worker"; `environ` are settings without their PIERHEAD_."""
@@ -129,7 +146,9 @@ class Fleet:
         `host`: the address that it listens on, one of its own unless given. `inside`: what to put before the command.
         """
         host = host or own_address()
+        socket = str(self._sockets / host) if self._sockets else ""
         known = {"host": host, "port": PORT, "admin_port": ADMIN_PORT, "replica": name, "service": program}
+        known |= {"socket": socket} if socket else {}
         log = self._logs / f"{len(self._running)}-{name}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -138,7 +157,7 @@ class Fleet:
                 env=environment(known | dict(settings or {})),
                 stderr=output,
             )  # fmt: skip
-        running = Running(process, program, name, host, inside, log)
+        running = Running(process, program, name, host, inside, log, socket)
         self._running.append(running)
         await until(lambda: running.is_ready, f"{name} is ready", START_S)
         return running

@@ -19,7 +19,9 @@ from tests.faults.networks import island
 from tests.faults.processes import Fleet, Running
 from tests.unit.runtime.harness import until
 
-both_transports = pytest.mark.parametrize("transport", ["lane", pytest.param("grpc", marks=pytest.mark.long)])
+PLAIN = pytest.param("grpc", marks=pytest.mark.long)
+both_transports = pytest.mark.parametrize("transport", ["lane", PLAIN])
+every_way = pytest.mark.parametrize("way", ["lane", "lane at a socket", PLAIN])
 
 NOTICED_S = 25.0
 """A loss is noticed by then on a machine that is busy, too; without keep-alive pings it would take minutes."""
@@ -65,6 +67,14 @@ class Loss:
         assert len(failed) <= self._begun + between, callers.errors()
 
 
+def prepared(fleet: Fleet, way: str) -> str:
+    """The transport that callers of the fleet use."""
+    transport, _, place = way.partition(" ")
+    if place:
+        fleet.use_sockets()
+    return transport
+
+
 async def in_the_midst(callers: Callers, *replicas: Running) -> None:
     """Wait until each has answered much, and several calls are at the last one at this moment."""
     since = time.monotonic()
@@ -82,8 +92,9 @@ async def is_used_again(callers: Callers, replica: Running) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["it hangs", "it is killed, and started again at its address"])
-@both_transports
-async def test_a_replica_that_answers_no_more(fleet: Fleet, transport: str, dies: bool) -> None:
+@every_way
+async def test_a_replica_that_answers_no_more(fleet: Fleet, way: str, dies: bool) -> None:
+    transport = prepared(fleet, way)
     stays, lost = await fleet.workers("stays", "lost")
     async with Callers([stays, lost], transport) as callers:
         await in_the_midst(callers, stays, lost)
@@ -127,8 +138,9 @@ async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fl
             assert [type(error) for error in ended] == [ReplicaDied] * 8
 
 
-@both_transports
-async def test_a_replica_that_is_stopped_loses_no_call(fleet: Fleet, transport: str) -> None:
+@every_way
+async def test_a_replica_that_is_stopped_loses_no_call(fleet: Fleet, way: str) -> None:
+    transport = prepared(fleet, way)
     stays, goes = await fleet.workers("stays", "goes")
     async with Callers([stays, goes], transport) as callers:
         await in_the_midst(callers, stays, goes)

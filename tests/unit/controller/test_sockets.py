@@ -214,7 +214,7 @@ def test_what_is_no_socket_is_not_published(root: Path, kind: str) -> None:
 
 
 def test_the_sockets_of_a_removed_replica_go(root: Path) -> None:
-    for name in ("abcd1234-2", "abcd1234-2.admin", "abcd1234-20"):
+    for name in ("abcd1234-2", "abcd1234-2.admin", "abcd1234-2.lane", "abcd1234-20"):
         listening(root / ".listen" / "ranker" / name).close()
         assert SocketDirectory(root).publish(root / "ranker" / name)
     for _ in range(2):
@@ -261,8 +261,11 @@ async def test_a_replica_is_asked_at_its_socket_once_it_has_made_one(root: Path)
     try:
         reading = await probe(subject)
         assert (reading.ok, reading.detail) == (False, NO_SOCKET), "requests would have no socket"
-        with listening(own / "abcd1234-2"):
+        with listening(own / "abcd1234-2"), listening(own / "abcd1234-2.lane"):
             reading = await probe(subject)
+        assert sorted(path.name for path in (root / "ranker").iterdir()) == [
+            "abcd1234-2", "abcd1234-2.admin", "abcd1234-2.lane",
+        ]  # fmt: skip
         assert (reading.ok, reading.ongoing, reading.detail) == (True, 3, "200 from /readyz")
     finally:
         await admin.close()

@@ -167,7 +167,9 @@ async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:
 
 
 def address(server: ReplicaServer) -> str:
-    return f"127.0.0.1:{server.grpc_port}"
+    """Where its callers find it: at its socket, if it has one."""
+    socket = server.settings.socket
+    return f"unix:{socket}" if socket else f"127.0.0.1:{server.grpc_port}"
 
 
 def know(*servers: ReplicaServer, **settings: Any) -> None:

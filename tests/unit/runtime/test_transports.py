@@ -1,13 +1,16 @@
-"""What holds for calls through a handle whichever way they travel: over a lane, and over plain gRPC.
+"""What holds for calls through a handle whichever way they travel: over a lane, at a port and at a socket, and over
+plain gRPC.
 
-What only one of the two has is tested where it is: lanes in test_lane_*.py. Everything else runs over lanes alone.
+What only one of them has is tested where it is: lanes in test_lane_*.py. Everything else runs over lanes alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,15 +26,27 @@ from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know
 from tests.unit.runtime.pipes import LARGE, Served, idle, numbers, serve
 
 
-@pytest.fixture(params=["lane", "grpc"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """What the handles of the test use."""
+@pytest.fixture(params=["lane", "lane at a socket", "grpc"])
+def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-async def pipes(cluster: Cluster, transport: str) -> Served:
-    served = await serve(cluster, transport=transport, debug=True)
+def transport(way: str) -> str:
+    """What the handles of the test use."""
+    return way.partition(" ")[0]
+
+
+@pytest.fixture
+def place(way: str, tmp_path: Path) -> Callable[[], dict[str, Any]]:
+    """The settings of one more replica that say where it listens."""
+    numbers = itertools.count()
+    return lambda: {"socket": str(tmp_path / str(next(numbers)))} if way.endswith("socket") else {}
+
+
+@pytest.fixture
+async def pipes(cluster: Cluster, transport: str, place: Callable[[], dict[str, Any]]) -> Served:
+    served = await serve(cluster, transport=transport, debug=True, **place())
     await served[0].One(b"connect")  # a replica that is not connected when a short deadline is over is another error
     return served
 
@@ -174,9 +189,11 @@ def make(**options: Any) -> tuple[Any, HandleChannel]:
     return EchoStub(channel), channel
 
 
-async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: Cluster, transport: str) -> None:
+async def test_a_call_within_a_request_gets_what_the_request_has_left(
+    cluster: Cluster, transport: str, place: Callable[[], dict[str, Any]]
+) -> None:
     service = EchoService()
-    know(await cluster.start(service), transport=transport)
+    know(await cluster.start(service, **place()), transport=transport)
     stub, _ = make()
     await stub.Echo(echo())  # connected, as above
     while len(service.seen) < 2:  # a busy machine: its time was over before it arrived
@@ -190,9 +207,11 @@ async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: C
     assert seen.deadline <= time.monotonic() + 0.5
 
 
-async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster, transport: str) -> None:
+async def test_a_full_replica_s_call_goes_to_another(
+    cluster: Cluster, transport: str, place: Callable[[], dict[str, Any]]
+) -> None:
     full, free = EchoService("full"), EchoService("free")
-    servers = [await cluster.start(full, max_ongoing_requests=1), await cluster.start(free)]
+    servers = [await cluster.start(full, max_ongoing_requests=1, **place()), await cluster.start(free, **place())]
     async with grpc.aio.insecure_channel(address(servers[0])) as other_process:
         blocked = EchoStub(other_process).Echo(echo("wait"))
         await until(lambda: full.begun == 1, "somebody else fills the first replica")

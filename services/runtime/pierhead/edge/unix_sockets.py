@@ -1,4 +1,4 @@
-"""Unix sockets that a replica listens at: one for its requests, and one for its admin pages."""
+"""Unix sockets that a replica listens at: for its requests, for its lanes, and for its admin pages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import socket
 from pathlib import Path
 
 from pierhead.errors import SettingsError
+
+LANE_SUFFIX = ".lane"
+"""Of the socket with a replica's lanes; the path of that for its requests stands before it."""
 
 
 def bound(path: str) -> socket.socket:

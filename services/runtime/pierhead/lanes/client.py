@@ -35,7 +35,8 @@ from pierhead.lanes.connection import (
 from pierhead.lanes.lane_calls import LaneCall
 from pierhead.lanes.metadata import Pair, flatten, size_of, text_of, unflatten
 from pierhead.lanes.outbox import Outbox
-from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
+from pierhead.lanes.packet_socket import PacketSocket, connect
+from pierhead.lanes.protocol import HELLO_TIMEOUT_S, MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
 from pierhead.memory.link import Link
@@ -51,9 +52,6 @@ OPEN = "/pierhead.lane.v1.Lane/Open"
 
 RECONNECT_S = (0.1, 2.0)
 """Shortest and longest backoff before a lost lane is opened again; doubled at each failure, jittered."""
-
-HELLO_TIMEOUT_S = 5.0
-"""How long a replica may take for its hello after it has accepted the stream; then it counts as lost."""
 
 CALLER_QUEUE_BYTES = 64 * 1024 * 1024
 """While more bytes than this wait to be sent to a replica, no call is begun there: it counts as not connected."""
@@ -85,6 +83,8 @@ class LaneConnection:
         self._plain_changed = asyncio.Event()
         self._grpc: GrpcConnection | None = None
         """For streams of requests and large messages, whose bytes must not delay other calls; made on first use."""
+        self._socket: PacketSocket | None = None
+        """What carries the lane, where that is not gRPC."""
         self._encoded_methods: dict[Method, Method] = {}
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
@@ -128,8 +128,13 @@ class LaneConnection:
     def grpc_connection(self) -> GrpcConnection:
         """The connection for streams of requests and for large messages."""
         if self._grpc is None:
-            self._grpc = GrpcConnection(self._address, lambda: None, link=self._link)
+            self._grpc = GrpcConnection(self._address, self._grpc_changed, link=self._link)
         return self._grpc
+
+    def _grpc_changed(self) -> None:
+        """A replica that hangs answers no ping of gRPC, and says nothing at its other socket."""
+        if self._socket is not None and self._grpc is not None and not self._grpc.ready:
+            self._socket.cancel()
 
     def _link(self) -> Link | None:
         """The link to the process at the other end of the lane."""
@@ -163,6 +168,8 @@ class LaneConnection:
             except grpc.aio.AioRpcError as error:
                 has_lanes = error.code() is not grpc.StatusCode.UNIMPLEMENTED
                 reason = error.details() or error.code().name
+            except OSError as error:
+                reason = error.strerror or str(error)
             except LaneBrokenError as error:
                 reason = f"broken: {error}"
                 logger.error("the lane to %s is %s; it is opened again", self._address, reason)  # noqa: TRY400
@@ -181,9 +188,14 @@ class LaneConnection:
             pause = min(longest, pause * 2)
 
     async def _live(self, lane: CallerLane) -> str:
-        """One lane from its opening to its end; returns why it ended. Raises AioRpcError, LaneBrokenError."""
+        """One lane from its opening to its end; returns why it ended. Raises AioRpcError, OSError, LaneBrokenError."""
         # No deadline: it lives as long as both sides do, and keep-alive notices a dead one.
-        stream: Any = self._channel.stream_stream(OPEN)(wait_for_ready=True)
+        stream: Any = await connect(self._address)
+        if stream is None:
+            stream = self._channel.stream_stream(OPEN)(wait_for_ready=True)
+        else:
+            self._socket = stream
+            self.grpc_connection()  # its keep-alive counts for the socket, too
         writer: asyncio.Task[None] | None = None
         try:
             with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: `read` raises why
@@ -208,6 +220,7 @@ class LaneConnection:
                 raise
             return "the replica cancelled it"  # gRPC raises the same for a stream that ends with that status
         finally:
+            self._socket = None
             stream.cancel()
             if lane.link_setup is not None:
                 lane.link_setup.end()
@@ -252,8 +265,8 @@ class LaneConnection:
 async def _write(outbox: Outbox, stream: Any) -> None:
     try:
         await outbox.write_all(stream.write)
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return  # reading raises why
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, ConnectionError):
+        return  # reading says why
     except Exception:
         logger.exception("internal: a lane's packet could not be written")
 

@@ -115,7 +115,7 @@ class LocalConnection:
         # Owned by this coroutine: ends in the `finally` below.
         sender = asyncio.get_running_loop().create_task(self._caller.outbox.write_all(self._packets.put))
         try:
-            await self._served.serve(self)  # type: ignore[arg-type]  # it only reads and writes, as a stream's context does
+            await self._served.serve(self)
         except Exception:
             logger.exception("internal: a local replica ended through a bug in the runtime")
         finally:

@@ -36,7 +36,7 @@ class Outbox:
         self.latest = 0
         """The number of the last call that was begun; the caller's side sets it."""
         self.sent = 0
-        """`latest` when the last packet for gRPC was closed: calls above this number were never sent."""
+        """`latest` when the last packet was closed: calls above this number were never sent."""
         self._closed: deque[tuple[Packet, int, int]] = deque()
         self._packet = Packet()
         self._frames: Any = self._packet.frames
@@ -95,7 +95,7 @@ class Outbox:
             await next_change(self._waiters)
 
     async def drained(self) -> None:
-        """Return once all that was queued has been handed to gRPC."""
+        """Return once all that was queued has been handed to what carries it."""
         while self._writing or self.queued:
             await next_change(self._waiters)
 
@@ -117,6 +117,15 @@ class Outbox:
             self._due = loop.time() + PACE_S
             await write(packet.SerializeToString())
             wake_all(self._waiters)
+
+    def discard(self) -> None:
+        """Forget what is queued, as the other side is gone; what waits until it has been sent continues."""
+        self._closed.clear()
+        self._packet = Packet()
+        self._frames = self._packet.frames
+        self._bytes = self._closed_bytes = 0
+        self._writing = False
+        wake_all(self._waiters)
 
     def _next_packet(self) -> None:
         self._closed.append((self._packet, self._bytes, self.latest))

@@ -1,11 +1,26 @@
-"""The rules that both sides of a lane check."""
+"""What carries a lane's packets, and the rules that both sides check."""
 
 from __future__ import annotations
+
+from typing import Any, Protocol
 
 from pierhead.lane.v1.lane_pb2 import Packet
 
 MAX_PACKET_BYTES = 4 * 1024 * 1024
 """A larger packet ends the lane."""
+
+HELLO_TIMEOUT_S = 5.0
+"""How long the other side may take for its hello once there is a stream; then it counts as lost."""
+
+
+class Stream(Protocol):
+    """What carries packets in both directions: a gRPC stream, a Unix socket, or nothing within a process."""
+
+    async def read(self) -> Any:
+        """The next packet as bytes; `grpc.aio.EOF` at the end."""
+
+    async def write(self, packet: bytes) -> Any:
+        """Send a packet; return when there is room for another."""
 
 
 class LaneBrokenError(Exception):

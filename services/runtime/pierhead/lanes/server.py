@@ -1,4 +1,4 @@
-"""The replica's side of lanes: one `ServedLane` per caller, served on the port of the plain gRPC services."""
+"""The replica's side of lanes: a `ServedLane` per caller, on the port of plain gRPC services and at a Unix socket."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import grpc
 from pierhead.deadlines import Deadlines
 from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.edge.methods import Context, ServedMethod
+from pierhead.edge.unix_sockets import bound
 from pierhead.errors import REFUSED_KEY, Backpressure
 from pierhead.held import MODELS_KEY
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, MemoryQuestion, MemorySocket, Packet, Parcel, ParcelName
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
-from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
+from pierhead.lanes.packet_socket import PacketSocket
+from pierhead.lanes.protocol import HELLO_TIMEOUT_S, MAX_PACKET_BYTES, LaneBrokenError, Stream, parse_packet
 from pierhead.lanes.served import ServedCall
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
@@ -47,6 +49,8 @@ class Lanes:
         self._methods = by_path(methods)
         self._edge = edge
         self._lanes: dict[bytes, ServedLane] = {}
+        self._listener: asyncio.Server | None = None
+        self._at_sockets: set[asyncio.Task[None]] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve lanes on `server`."""
@@ -59,22 +63,54 @@ class Lanes:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
+    async def listen_at(self, path: str) -> None:
+        """Serve lanes at a Unix socket as well. Raises SettingsError."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(lambda: PacketSocket(self._accept), sock=bound(path))
+
     async def close(self) -> None:
         """Send goodbye on every lane: callers then know which of their calls were not accepted."""
+        if self._listener is not None:
+            self._listener.close()
         if self._lanes:
             await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
+        if self._at_sockets:
+            await end_tasks(*self._at_sockets)
+
+    def _accept(self, stream: PacketSocket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve_socket(stream), name="lane at a socket")
+        self._at_sockets.add(task)
+        task.add_done_callback(self._at_sockets.discard)
+
+    async def _serve_socket(self, stream: PacketSocket) -> None:
+        try:
+            await self._serve(stream, "a Unix socket")
+        except LaneBrokenError:
+            return  # it is logged, and the caller sees the end
+        finally:
+            stream.close()
 
     async def _open(self, _: object, context: Context) -> None:
-        lane = ServedLane(self._methods, self._edge, context.peer(), self._may_wait)
+        try:
+            await self._serve(context, context.peer())
+        except LaneBrokenError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"lane: {error}")
+
+    async def _serve(self, stream: Stream, peer: str) -> None:
+        """One lane from its hello to its end. Raises LaneBrokenError, which is logged."""
+        lane = ServedLane(self._methods, self._edge, peer, self._may_wait)
         token = b""
         try:
-            first = await lane.read_hello(context)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await lane.read_hello(stream)
             token = lane.token = bytes(first.hello.lane)
             self._name(token, lane)
-            await lane.run(context, first)
+            await lane.run(stream, first)
         except LaneBrokenError as error:
-            logger.error("lane of %s is broken and closed: %s", lane.peer, error)  # noqa: TRY400 - not our mistake
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"lane: {error}")
+            logger.error("lane of %s is broken and closed: %s", peer, error)  # noqa: TRY400 - not our mistake
+            raise
+        except TimeoutError:
+            logger.warning("lane of %s is closed: no hello within %g s", peer, HELLO_TIMEOUT_S)
         finally:
             if self._lanes.get(token) is lane:
                 del self._lanes[token]
@@ -149,9 +185,9 @@ class ServedLane:
 
     # ---- its life
 
-    async def read_hello(self, context: Context) -> Packet:
+    async def read_hello(self, stream: Stream) -> Packet:
         """The caller's first packet, whose hello names the lane. Raises LaneBrokenError."""
-        raw = await context.read()
+        raw = await stream.read()
         if raw is grpc.aio.EOF:
             raise LaneBrokenError("it ended before the caller's hello")
         packet = parse_packet(raw, self.largest_packet)
@@ -159,23 +195,24 @@ class ServedLane:
             raise LaneBrokenError("the caller's first packet holds no hello")
         return packet
 
-    async def run(self, context: Context, first: Packet) -> None:
+    async def run(self, stream: Stream, first: Packet) -> None:
         """Answer the caller's hello, and serve until the caller goes, or until goodbye. Raises LaneBrokenError."""
         self.peer_window = first.hello.window
-        await context.write(Packet(hello=Hello(window=WINDOW_BYTES)).SerializeToString())
+        await stream.write(Packet(hello=Hello(window=WINDOW_BYTES)).SerializeToString())
         self._receive_frames(first)
-        await self.serve(context)
+        await self.serve(stream)
 
-    async def serve(self, context: Context) -> None:
+    async def serve(self, stream: Stream) -> None:
         """The same, after the hellos."""
         loop = asyncio.get_running_loop()
         # Owned by this coroutine: all end in the `finally` below.
-        reader = loop.create_task(self._read_all(context), name="lane reader")
-        writer = loop.create_task(self.outbox.write_all(context.write), name="lane writer")
+        reader = loop.create_task(self._read_all(stream), name="lane reader")
+        writer = loop.create_task(self.outbox.write_all(stream.write), name="lane writer")
         try:
             await asyncio.wait([reader, writer, self._ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(reader, writer)
+            self.outbox.discard()
             errors = [task.exception() for task in (reader, writer) if not task.cancelled()]
         for error in errors:
             if isinstance(error, LaneBrokenError):
@@ -256,8 +293,8 @@ class ServedLane:
 
     # ---- frames from the caller
 
-    async def _read_all(self, context: Context) -> None:
-        while (raw := await context.read()) is not grpc.aio.EOF:
+    async def _read_all(self, stream: Stream) -> None:
+        while (raw := await stream.read()) is not grpc.aio.EOF:
             await self.outbox.room()  # read no more from a caller that does not read its replies
             packet = parse_packet(raw, self.largest_packet)
             if packet.HasField("hello"):

@@ -29,7 +29,7 @@ from pierhead.edge.admission import Admission
 from pierhead.edge.edge import REFUSAL_REASONS, Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import Context, ServedMethod, is_servicer, methods_of, pools_of
-from pierhead.edge.unix_sockets import admit, cannot_listen_at, clear
+from pierhead.edge.unix_sockets import LANE_SUFFIX, admit, cannot_listen_at, clear
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.memory.link_setup import SharedMemory, share_memory
@@ -299,6 +299,7 @@ class ReplicaServer:
             self.grpc_port = self._bind_grpc(self._server, settings.request_host, port)
             if settings.socket and not self._listeners:
                 _bind_grpc_at(settings.socket, self._server)
+                await self._lanes.listen_at(settings.socket + LANE_SUFFIX)
             await self._server.start()
         for listener in self._listeners.values():
             port = DEFAULT_HTTP_PORT if settings.port is None else settings.port
