@@ -194,7 +194,7 @@ def test_plain_compose_and_an_upgrade_to_the_same_build_change_nothing(shop: Use
     before = shop.containers()
     shop.does("docker", "compose", "up", "--detach")
     assert shop.containers() == before
-    shop.does("pierhead", "upgrade", "state.json")
+    shop.does("pierhead", "upgrade", "state.json", PIERHEAD_API_URL="http://127.0.0.1:9")  # the API of another stack
     assert shop.containers() == before
     assert json.loads((shop.directory / "state.json").read_text())["project"] == "ownshoptest"
 

@@ -330,6 +330,27 @@ async def test_a_callee_keeps_its_port_until_its_callers_have_sockets(tmp_path: 
         assert created.index("ranker") == created.count("web")
 
 
+@pytest.mark.parametrize("when", ["earlier", "together"])
+async def test_a_callee_keeps_its_port_while_a_caller_that_was_rolled_back_needs_it(tmp_path: Path, when: str) -> None:
+    callee, caller = service("ranker", rollout=QUICK), web(callees=("ranker",))
+    control = Control.of(tmp_path, callee, caller)
+    async with control.running() as controller:
+        await stable_at(control, caller)
+        with_sockets, bad = (replace(one, has_socket=True, definition_hash="d2") for one in (callee, caller))
+        control.engine.behaviours[version(control, bad)] = BROKEN
+        if when == "earlier":
+            control.source.edit(callee, bad)
+            await until(lambda: control.said("rolled_back"), within_s=15)
+        control.source.edit(with_sockets, bad)
+        waits = (
+            "the new version of web, which calls it at its port, was rolled back; it waits for the next version of web"
+        )
+        await until(lambda: waits in message(control, "ranker"), within_s=15)
+        assert versions(control, "ranker") == {version(control, callee)}
+        await controller.commands.deploy(["ranker"])
+        await stable_at(control, with_sockets)
+
+
 async def test_a_callee_is_rolled_out_before_its_caller(tmp_path: Path) -> None:
     ranker = service("ranker", rollout=QUICK)
     caller = web(callees=("ranker", "postgres"))

@@ -46,6 +46,13 @@ def test_trusted_proxies(tmp_path: Path) -> None:
             Settings.from_env(env | {"PIERHEAD_TRUSTED_PROXIES": f"10.1.2.3, {wrong}"})
 
 
+def test_behind_trusted_proxies_websockets_of_an_address_are_those_of_many_clients(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
+    proxies, written = {"PIERHEAD_TRUSTED_PROXIES": "10.0.0.0/8"}, {"PIERHEAD_CLIENT_WEBSOCKETS": "7"}
+    found = [Settings.from_env(env | more).edge.client_websockets for more in ({}, proxies, proxies | written)]
+    assert found == [None, 0, 7], "by half of a service's places; no bound; what the operator says"
+
+
 def test_tls_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path), "PIERHEAD_TLS_DIR": "certs"}
     for text in ("", "off"):

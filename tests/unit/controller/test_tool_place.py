@@ -79,6 +79,9 @@ def test_a_command_asks_at_the_socket_that_lets_the_user_in_and_shows_no_token_t
     where = Typing(runs(), {"COMPOSE_PROJECT_NAME": "shop"}, listening=frozenset({SOCKET})).types("status")
     assert isinstance(where, Here)
     assert where.variables["PIERHEAD_API_URL"] == API, "the socket is another stack's"
+    where = Typing(runs(), {"DOCKER_HOST": "tcp://gpu-box:2376"}, listening=frozenset({SOCKET})).types("status")
+    assert isinstance(where, Here)
+    assert where.variables["PIERHEAD_API_URL"] == API, "the socket is this machine's, and the stack another's"
     down = Typing({"ps": ""}, listening=frozenset({SOCKET}))
     assert "is not running" in down.refused("status"), "what listens there is no stack of this engine"
 
