@@ -30,7 +30,8 @@ PROJECTS = "pierhead-test"
 """What the names of the Compose projects that tests start begin with."""
 BUILDS = "./pierhead build-images && ./pierhead build-images --apps echo-proto"
 """The echo with a .proto has services of the same names as the echo."""
-CHEAP = ("tests/unit", "tests/bench/tests", "tests/contract", "tests/rayserve")
+CHEAP = ("tests/rayserve", "tests/unit", "tests/bench/tests", "tests/contract")
+"""The first one has the file that takes longest: at the end one process alone would be busy with it."""
 OF_STACKS = ("tests/faults", "tests/integration", "tests/e2e")
 TWO_FILES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
