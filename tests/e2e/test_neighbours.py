@@ -93,6 +93,15 @@ def test_a_caller_has_the_sockets_of_the_services_that_it_names_and_cannot_repla
     assert (code, list(json.loads(said).values())) == (0, [["echo-child"], "Read-only file system"])
 
 
+def test_calls_travel_by_a_socket_of_their_own(echo: WrittenStack) -> None:
+    [child] = echo.replicas("echo-child").values()
+    assert echo.get("/echo?message=hi").status == 200
+    connected = "awk '$6 == \"03\" && $8 ~ /[.]lane$/' /proc/net/unix"
+    code, said = child.exec_run(["sh", "-c", connected])
+    assert isinstance(said, bytes)
+    assert (code, len(said.splitlines())) == (0, 1), said
+
+
 def test_a_caller_that_names_no_service_is_told_what_to_write(echo: WrittenStack) -> None:
     line = "    depends_on: [echo-child] # which it calls\n"
     assert line in ECHO
