@@ -68,7 +68,8 @@ class HttpProbe:
                 ok=False, detail=f"no valid answer from {where}: {told(str(error)) or type(error).__name__}"
             )
         reading = _reading(answer.status, where, _report(answer.body))
-        self._is_published(subject, LANE_SUFFIX)  # HTTP servers and earlier runtimes have none
+        if reading.ok:
+            self._is_published(subject, LANE_SUFFIX)  # HTTP servers and earlier runtimes have none
         if reading.ok and not self._is_published(subject):
             return replace(reading, ok=False, detail=NO_SOCKET, reason=NO_SOCKET)
         return reading

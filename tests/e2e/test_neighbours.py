@@ -121,7 +121,7 @@ APART = (
     networks: [models]
     command: [python, -m, http.server, "8080"]
     x-serve: {route: /foreign, strip_prefix: true, port: 8080, health: {probe: {path: /}}, rollout: {bake_s: 1}}
-networks: {models: {internal: true}}
+networks: {models: {}}
 """
 )
 
@@ -130,13 +130,15 @@ networks: {models: {internal: true}}
 def apart(echo: WrittenStack) -> Iterator[WrittenStack]:
     """A stack whose HAProxy and controller are on one more network, with an image of others on that one alone."""
     echo.write(APART)
-    echo.up()
-    echo.settle(foreign=1)
-    yield echo
-    echo.write(ECHO)
-    echo.up()
-    eventually(lambda: not echo.replicas("foreign"), "its replica is removed")
-    echo.docker.networks.get(f"{echo.project}_models").remove()
+    try:
+        echo.up()
+        echo.settle(foreign=1)
+        yield echo
+    finally:
+        echo.write(ECHO)
+        echo.up()
+        eventually(lambda: not echo.replicas("foreign"), "its replica is removed")
+        echo.docker.networks.get(f"{echo.project}_models").remove()
 
 
 def test_an_image_of_others_in_a_network_of_its_own_is_reached_by_haproxy_and_by_those_of_its_network(

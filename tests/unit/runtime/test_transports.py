@@ -45,9 +45,11 @@ def place(way: str, tmp_path: Path) -> Callable[[], dict[str, Any]]:
 
 
 @pytest.fixture
-async def pipes(cluster: Cluster, transport: str, place: Callable[[], dict[str, Any]]) -> Served:
+async def pipes(cluster: Cluster, way: str, transport: str, place: Callable[[], dict[str, Any]]) -> Served:
     served = await serve(cluster, transport=transport, debug=True, **place())
     await served[0].One(b"connect")  # a replica that is not connected when a short deadline is over is another error
+    lanes: Any = served[2]._lanes
+    assert len(lanes._at_sockets) == (way == "lane at a socket")
     return served
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pierhead.errors import SettingsError
 
 LANE_SUFFIX = ".lane"
-"""Of the socket with a replica's lanes; the path of that for its requests stands before it."""
+"""What the path of the lanes' socket has after that of the requests' socket."""
 
 
 def bound(path: str) -> socket.socket:

@@ -19,7 +19,7 @@ import grpc
 
 from pierhead.deadlines import Deadlines
 from pierhead.held import MODELS_KEY
-from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, ParcelName
+from pierhead.lane.v1.lane_pb2 import Frame, Hello, LaneName, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import lane_calls as calls
 from pierhead.lanes.connection import (
@@ -83,8 +83,6 @@ class LaneConnection:
         self._plain_changed = asyncio.Event()
         self._grpc: GrpcConnection | None = None
         """For streams of requests and large messages, whose bytes must not delay other calls; made on first use."""
-        self._socket: PacketSocket | None = None
-        """What carries the lane, where that is not gRPC."""
         self._encoded_methods: dict[Method, Method] = {}
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
@@ -128,13 +126,8 @@ class LaneConnection:
     def grpc_connection(self) -> GrpcConnection:
         """The connection for streams of requests and for large messages."""
         if self._grpc is None:
-            self._grpc = GrpcConnection(self._address, self._grpc_changed, link=self._link)
+            self._grpc = GrpcConnection(self._address, lambda: None, link=self._link)
         return self._grpc
-
-    def _grpc_changed(self) -> None:
-        """A replica that hangs answers no ping of gRPC, and says nothing at its other socket."""
-        if self._socket is not None and self._grpc is not None and not self._grpc.ready:
-            self._socket.cancel()
 
     def _link(self) -> Link | None:
         """The link to the process at the other end of the lane."""
@@ -189,19 +182,18 @@ class LaneConnection:
 
     async def _live(self, lane: CallerLane) -> str:
         """One lane from its opening to its end; returns why it ended. Raises AioRpcError, OSError, LaneBrokenError."""
+        socket = await self._connected()
         # No deadline: it lives as long as both sides do, and keep-alive notices a dead one.
-        stream: Any = await connect(self._address)
-        if stream is None:
-            stream = self._channel.stream_stream(OPEN)(wait_for_ready=True)
-        else:
-            self._socket = stream
-            self.grpc_connection()  # its keep-alive counts for the socket, too
+        stream: Any = socket or self._channel.stream_stream(OPEN)(wait_for_ready=True)
         writer: asyncio.Task[None] | None = None
+        companion: asyncio.Task[None] | None = None
         try:
             with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: `read` raises why
                 await stream.write(Packet(hello=Hello(lane=lane.token, window=WINDOW_BYTES)).SerializeToString())
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 lane.hello(await stream.read())
+                if socket is not None:
+                    companion = await self._accompanied(lane, socket)
             # Owned by this coroutine: ends in the `finally` below.
             writer = asyncio.get_running_loop().create_task(_write(lane.outbox, stream), name="lane writer")
             writer.add_done_callback(lambda _: stream.cancel())
@@ -220,12 +212,40 @@ class LaneConnection:
                 raise
             return "the replica cancelled it"  # gRPC raises the same for a stream that ends with that status
         finally:
-            self._socket = None
             stream.cancel()
             if lane.link_setup is not None:
                 lane.link_setup.end()
-            if writer is not None:
-                await end_tasks(writer)
+            started = [task for task in (writer, companion) if task is not None]
+            if started:
+                await end_tasks(*started)
+
+    async def _connected(self) -> PacketSocket | None:
+        """The socket of the replica's lanes; None where it has none. Raises OSError."""
+        try:
+            return await connect(self._address)
+        except OSError:
+            # An earlier replica of this name may have left one. Without a connection for gRPC, none is of use.
+            if not self.grpc_connection().ready:
+                raise
+            return None
+
+    async def _accompanied(self, lane: CallerLane, socket: PacketSocket) -> asyncio.Task[None]:
+        """Begin the call that notices a replica which hangs; return its task, which then ends the lane."""
+        stub: Any = LaneStub(self._channel)
+        call = stub.Accompany(LaneName(lane=lane.token), wait_for_ready=True)
+
+        async def accompany() -> None:
+            try:
+                await call.read()  # ends with the lane, in order
+            except grpc.aio.AioRpcError:
+                socket.cancel()
+
+        try:
+            await call.read()
+        except BaseException:
+            call.cancel()
+            raise
+        return asyncio.get_running_loop().create_task(accompany(), name="lane companion")
 
     async def _live_without(self) -> None:
         """Use plain gRPC until that connection breaks: the next process at the address may have lanes."""
@@ -349,9 +369,9 @@ class CallerLane:
     # ---- from the replica
 
     def hello(self, raw: Any) -> None:
-        """Take in the replica's first packet. Raises LaneBrokenError."""
+        """Take in the replica's first packet. Raises LaneBrokenError, ConnectionError."""
         if raw is grpc.aio.EOF:
-            raise LaneBrokenError("it ended before the replica's hello")
+            raise ConnectionResetError("it ended before the replica's hello")
         packet = parse_packet(raw, self.largest_packet)
         if not packet.HasField("hello"):
             raise LaneBrokenError("the replica's first packet holds no hello")

@@ -46,8 +46,6 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A connection without calls stays: its keep-alive counts for a lane at a socket of its own, too.
-    ("grpc.client_idle_timeout_ms", 2**31 - 1),
 )
 
 

@@ -6,6 +6,7 @@ On one machine a packet by gRPC costs each side 0.1 ms of CPU time, and by a soc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -15,6 +16,7 @@ import grpc
 from pierhead.edge.unix_sockets import LANE_SUFFIX
 from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError
+from pierhead.lanes.window import MESSAGE_BYTES
 from pierhead.tasks import wake
 
 _LENGTH_BYTES = 4
@@ -60,10 +62,16 @@ class PacketSocket(asyncio.Protocol):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         packet = self._packets.popleft()
-        if self._waiting_bytes > QUEUE_BYTES >= self._waiting_bytes - len(packet):
-            self._transport.resume_reading()
-        self._waiting_bytes -= len(packet)
+        self._count(-len(packet) - MESSAGE_BYTES)
         return packet
+
+    def _count(self, size: int) -> None:
+        """More, or fewer, bytes wait to be read here: above a bound they stay with their sender."""
+        before, self._waiting_bytes = self._waiting_bytes, self._waiting_bytes + size
+        if before <= QUEUE_BYTES < self._waiting_bytes:
+            self._transport.pause_reading()
+        elif self._waiting_bytes <= QUEUE_BYTES < before:
+            self._transport.resume_reading()
 
     async def write(self, packet: bytes) -> None:
         """Send a packet; return when there is room for another. Raises ConnectionError."""
@@ -74,9 +82,14 @@ class PacketSocket(asyncio.Protocol):
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
-    def close(self) -> None:
-        """End it when what was written has been sent."""
-        self._transport.close()
+    async def finish(self, within_s: float) -> None:
+        """Send what was written, and wait until the other side has read it and ends it, too; at most that long."""
+        if not self._is_over:
+            self._transport.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while await self.read() is not grpc.aio.EOF:
+                    pass
 
     def cancel(self) -> None:
         """End it now."""
@@ -104,9 +117,7 @@ class PacketSocket(asyncio.Protocol):
                 break
             at = begin + length
             self._packets.append(bytes(rest[begin:at]))
-            if self._waiting_bytes <= QUEUE_BYTES < self._waiting_bytes + length:
-                self._transport.pause_reading()
-            self._waiting_bytes += length
+            self._count(length + MESSAGE_BYTES)
         del rest[:at]
         wake(self._reader)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -15,7 +16,18 @@ from pierhead.edge.methods import Context, ServedMethod
 from pierhead.edge.unix_sockets import bound
 from pierhead.errors import REFUSED_KEY, Backpressure
 from pierhead.held import MODELS_KEY
-from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, MemoryQuestion, MemorySocket, Packet, Parcel, ParcelName
+from pierhead.lane.v1.lane_pb2 import (
+    Accompanied,
+    Frame,
+    Goodbye,
+    Hello,
+    LaneName,
+    MemoryQuestion,
+    MemorySocket,
+    Packet,
+    Parcel,
+    ParcelName,
+)
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.packet_socket import PacketSocket
@@ -32,6 +44,9 @@ SERVICE = "pierhead.lane.v1.Lane"
 
 GOODBYE_S = 1.0
 """How long a lane may take to send its last packet when the replica closes."""
+
+BACKLOG = 1024
+"""Connections that wait to be accepted: all callers connect at once to a replica that has hung for a while."""
 
 MAX_METHODS = 4096
 """Most methods that one lane may name: far more than any service has."""
@@ -59,14 +74,17 @@ class Lanes:
             "FindMemory": grpc.unary_unary_rpc_method_handler(
                 _find_memory, MemoryQuestion.FromString, MemorySocket.SerializeToString
             ),
+            "Accompany": grpc.unary_stream_rpc_method_handler(
+                self._accompany, LaneName.FromString, Accompanied.SerializeToString
+            ),
             "Take": grpc.unary_unary_rpc_method_handler(self._take, ParcelName.FromString, Parcel.SerializeToString),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def listen_at(self, path: str) -> None:
         """Serve lanes at a Unix socket as well. Raises SettingsError."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_unix_server(lambda: PacketSocket(self._accept), sock=bound(path))
+        accept = functools.partial(PacketSocket, functools.partial(self._accept, f"unix:{path}"))
+        self._listener = await asyncio.get_running_loop().create_unix_server(accept, sock=bound(path), backlog=BACKLOG)
 
     async def close(self) -> None:
         """Send goodbye on every lane: callers then know which of their calls were not accepted."""
@@ -75,20 +93,32 @@ class Lanes:
         if self._lanes:
             await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
         if self._at_sockets:
+            await asyncio.wait(self._at_sockets, timeout=2 * GOODBYE_S)
             await end_tasks(*self._at_sockets)
 
-    def _accept(self, stream: PacketSocket) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve_socket(stream), name="lane at a socket")
+    def _accept(self, peer: str, stream: PacketSocket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve_socket(stream, peer), name="lane at a socket")
         self._at_sockets.add(task)
         task.add_done_callback(self._at_sockets.discard)
 
-    async def _serve_socket(self, stream: PacketSocket) -> None:
+    async def _serve_socket(self, stream: PacketSocket, peer: str) -> None:
         try:
-            await self._serve(stream, "a Unix socket")
+            await self._serve(stream, peer)
+            await stream.finish(GOODBYE_S)
         except LaneBrokenError:
             return  # it is logged, and the caller sees the end
         finally:
-            stream.close()
+            stream.cancel()
+
+    async def _accompany(self, name: LaneName, context: Context) -> AsyncIterator[Accompanied]:
+        lane = self._lanes.get(name.lane)
+        if lane is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no lane of this name")
+        try:
+            yield Accompanied()
+            await asyncio.wait([lane.ending])
+        finally:  # cancelled: the caller hangs, or is gone
+            wake(lane.ending)
 
     async def _open(self, _: object, context: Context) -> None:
         try:
@@ -109,8 +139,8 @@ class Lanes:
         except LaneBrokenError as error:
             logger.error("lane of %s is broken and closed: %s", peer, error)  # noqa: TRY400 - not our mistake
             raise
-        except TimeoutError:
-            logger.warning("lane of %s is closed: no hello within %g s", peer, HELLO_TIMEOUT_S)
+        except (TimeoutError, ConnectionError) as error:
+            logger.debug("lane of %s ended before it was open: %r", peer, error)
         finally:
             if self._lanes.get(token) is lane:
                 del self._lanes[token]
@@ -181,15 +211,16 @@ class ServedLane:
         self._fetched: list[asyncio.Future[None]] = []
         """The end of the lane, while it waits until all large replies were fetched."""
         self._leaving = False
-        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the lane is to end, and when it has ended."""
 
     # ---- its life
 
     async def read_hello(self, stream: Stream) -> Packet:
-        """The caller's first packet, whose hello names the lane. Raises LaneBrokenError."""
+        """The caller's first packet, whose hello names the lane. Raises LaneBrokenError, ConnectionError."""
         raw = await stream.read()
         if raw is grpc.aio.EOF:
-            raise LaneBrokenError("it ended before the caller's hello")
+            raise ConnectionResetError("it ended before the caller's hello")
         packet = parse_packet(raw, self.largest_packet)
         if not packet.HasField("hello") or not packet.hello.lane or not packet.hello.window:
             raise LaneBrokenError("the caller's first packet holds no hello")
@@ -209,7 +240,7 @@ class ServedLane:
         reader = loop.create_task(self._read_all(stream), name="lane reader")
         writer = loop.create_task(self.outbox.write_all(stream.write), name="lane writer")
         try:
-            await asyncio.wait([reader, writer, self._ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reader, writer, self.ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(reader, writer)
             self.outbox.discard()
@@ -231,10 +262,11 @@ class ServedLane:
                     await next_change(self._fetched)
         except TimeoutError:
             logger.warning("the caller %s no longer reads its lane; closed with unsent data", self.peer)
-        wake(self._ending)
+        wake(self.ending)
 
     def close(self) -> None:
         """The stream is over: cancel its calls."""
+        wake(self.ending)
         for call in list(self.calls.values()):
             call.cancel()
         self._kept.clear()
