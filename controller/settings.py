@@ -17,11 +17,12 @@ CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 TOKEN_ALGORITHMS = tuple(f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits in (256, 384, 512))
 """By which JSON Web Tokens may be signed: by private keys of an identity provider, never by a shared secret."""
-CLAIM = re.compile(r"[A-Za-z0-9][!#-&(-\[\]-~]{0,499}")
-"""It is put into HAProxy's configuration: no spaces, quotes and backslashes."""
+CLAIM = re.compile(r"([A-Za-z0-9][!#-&(-\[\]-~]{0,499})?")
+"""It is put into HAProxy's configuration: no spaces, quotes and backslashes. "" = none."""
+CLAIM_WORDS = "a letter or a digit, and at most 499 more signs without spaces, quotes and backslashes"
 API_SOCKETS = Path("/run/pierhead")
 """Of the machine, where each stack has the Unix socket of its API; compose/compose.yaml mounts it."""
-HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
+HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
@@ -174,8 +175,8 @@ class Settings:
             jwt_dir=env.get("PIERHEAD_JWT_DIR") or "jwt",
             tokens=TokenRules(
                 algorithm=reader.choice("PIERHEAD_JWT_ALGORITHM", TOKEN_ALGORITHMS, "RS256"),
-                issuer=reader.claim("PIERHEAD_JWT_ISSUER"),
-                audience=reader.claim("PIERHEAD_JWT_AUDIENCE"),
+                issuer=reader.matching("PIERHEAD_JWT_ISSUER", CLAIM, CLAIM_WORDS, ""),
+                audience=reader.matching("PIERHEAD_JWT_AUDIENCE", CLAIM, CLAIM_WORDS, ""),
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
@@ -202,15 +203,6 @@ class _EnvironmentReader:
             self.problems.append(f"{name}: expected {expected}, found {value!r}")
         return value
 
-    def claim(self, name: str) -> str:
-        value = self._env.get(name) or ""
-        if value and not CLAIM.fullmatch(value):
-            self.problems.append(
-                f"{name}: expected a letter or a digit, and at most 499 more signs without spaces, quotes and "
-                f"backslashes, found {value!r}"
-            )
-        return value
-
     def directory(self, name: str) -> Path:
         value = self._env.get(name, "")
         path = Path(value)
@@ -232,9 +224,7 @@ class _EnvironmentReader:
             return ()
 
     def hosts(self, name: str) -> frozenset[str]:
-        value = (self._env.get(name) or "").strip()
-        if value and not HOSTS.fullmatch(value):
-            self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
+        value = self.matching(name, HOSTS, "names of hosts without ports, separated by commas", "")
         return frozenset(host.strip().lower() for host in value.split(",") if host.strip())
 
     def acme(self) -> tuple[str, ...]:
