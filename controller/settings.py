@@ -106,7 +106,7 @@ class Settings:
     api_host: str = "0.0.0.0"
     api_port: int = 8100
     api_sockets: Path = Path("/run/pierhead/api")
-    """Where this container has the machine's directory of sockets (PIERHEAD_API_SOCKETS)."""
+    """Where this container has the machine's directory of sockets."""
     discovery_port: int = 8101
     api_tokens: tuple[ApiToken, ...] = ()
     """Of callers of the API: PIERHEAD_API_TOKEN, which allows everything, and those of PIERHEAD_API_TOKENS. With any,
@@ -115,7 +115,7 @@ class Settings:
     """Names, in lower case, by which the API may be asked in addition to those that nobody can register
     (PIERHEAD_API_HOSTS)."""
     secrets_dir: Path = Path("/run/secrets")
-    """Where a Swarm puts the controller's certificate (PIERHEAD_SECRETS_DIR)."""
+    """Where a Swarm puts the controller's certificate."""
     log_level: str = "INFO"
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
@@ -155,23 +155,16 @@ class Settings:
         settings = cls(
             project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
             project_dir=None if on_swarm else reader.directory("PIERHEAD_PROJECT_DIR"),
-            state_dir=Path(env.get("PIERHEAD_STATE_DIR") or "/var/lib/pierhead"),
-            haproxy_run=Path(env.get("PIERHEAD_HAPROXY_RUN") or "/run/haproxy"),
             gpu_cdi_kind=reader.matching("PIERHEAD_GPU_CDI_KIND", CDI_KIND, "<vendor>/<class>", "nvidia.com/gpu"),
             cdi_dirs=tuple(Path(part) for part in (env.get("PIERHEAD_CDI_DIRS") or "/etc/cdi:/var/run/cdi").split(":")),
             controller_image=f"pierhead/controller:{env.get('PIERHEAD_TAG') or 'latest'}",
-            api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
-            api_port=reader.port("PIERHEAD_API_PORT", 8100),
-            api_sockets=Path(env.get("PIERHEAD_API_SOCKETS") or "/run/pierhead/api"),
-            discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_tokens=reader.tokens(is_needed=on_swarm),
             api_hosts=reader.hosts("PIERHEAD_API_HOSTS"),
-            secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=_edge_limits(reader),
             tls_dir=(env.get("PIERHEAD_TLS_DIR") or "tls") if tls == "FILES" else None,
             acme_domains=reader.acme() if tls == "ACME" else (),
-            https_port=reader.port("PIERHEAD_HTTPS_PORT", 8443),
+            https_port=reader.integer("PIERHEAD_HTTPS_PORT", 1, 65535, 8443, "a port"),
             jwt_dir=env.get("PIERHEAD_JWT_DIR") or "jwt",
             tokens=TokenRules(
                 algorithm=reader.choice("PIERHEAD_JWT_ALGORITHM", TOKEN_ALGORITHMS, "RS256"),
@@ -260,9 +253,6 @@ class _EnvironmentReader:
                     f"found {text!r}"
                 )
         return tuple(found)
-
-    def port(self, name: str, default: int) -> int:
-        return self.integer(name, 1, 65535, default, "a port")
 
     def integer(self, name: str, low: int, high: int, default: int, what: str = "an integer") -> int:
         value = self._env.get(name) or str(default)
