@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class EventStream:
     _quiet_s: float = _QUIET_S
     _response: aiohttp.ClientResponse | None = None
 
-    async def events(self) -> AsyncIterator[EngineEvent]:
+    async def events(self) -> AsyncGenerator[EngineEvent, None]:
         """Yield CONNECTED each time a stream was opened, and the events that are accepted.
 
         Raises EngineUnreachable when a stream ends.
@@ -65,7 +65,7 @@ class EventStream:
         if self._response is not None:
             self._response.close()
 
-    async def _read(self, session: aiohttp.ClientSession) -> AsyncIterator[EngineEvent]:
+    async def _read(self, session: aiohttp.ClientSession) -> AsyncGenerator[EngineEvent, None]:
         """Read one stream until it ends, which is an error, or has been quiet for long."""
         query = {"filters": json.dumps(_WATCHED)}
         async with session.get(f"/v{self._api_version}/events", params=query) as self._response:
