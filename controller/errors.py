@@ -105,14 +105,12 @@ class Forbidden(ControllerError):
     """The caller may not ask for a change."""
 
     http_status = 403
-    exit_code = 2
 
 
 class UnknownHost(ControllerError):
     """The request is for a host of another name than the API's."""
 
     http_status = 421
-    exit_code = 2
 
 
 class EngineError(ControllerError):

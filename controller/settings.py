@@ -17,11 +17,12 @@ CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 TOKEN_ALGORITHMS = tuple(f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits in (256, 384, 512))
 """By which JSON Web Tokens may be signed: by private keys of an identity provider, never by a shared secret."""
-CLAIM = re.compile(r"[A-Za-z0-9][!#-&(-\[\]-~]{0,499}")
-"""It is put into HAProxy's configuration: no spaces, quotes and backslashes."""
+CLAIM = re.compile(r"([A-Za-z0-9][!#-&(-\[\]-~]{0,499})?")
+"""It is put into HAProxy's configuration: no spaces, quotes and backslashes. "" = none."""
+CLAIM_WORDS = "a letter or a digit, and at most 499 more signs without spaces, quotes and backslashes"
 API_SOCKETS = Path("/run/pierhead")
 """Of the machine, where each stack has the Unix socket of its API; compose/compose.yaml mounts it."""
-HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
+HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
@@ -105,7 +106,7 @@ class Settings:
     api_host: str = "0.0.0.0"
     api_port: int = 8100
     api_sockets: Path = Path("/run/pierhead/api")
-    """Where this container has the machine's directory of sockets (PIERHEAD_API_SOCKETS)."""
+    """Where this container has the machine's directory of sockets."""
     discovery_port: int = 8101
     api_tokens: tuple[ApiToken, ...] = ()
     """Of callers of the API: PIERHEAD_API_TOKEN, which allows everything, and those of PIERHEAD_API_TOKENS. With any,
@@ -114,7 +115,7 @@ class Settings:
     """Names, in lower case, by which the API may be asked in addition to those that nobody can register
     (PIERHEAD_API_HOSTS)."""
     secrets_dir: Path = Path("/run/secrets")
-    """Where a Swarm puts the controller's certificate (PIERHEAD_SECRETS_DIR)."""
+    """Where a Swarm puts the controller's certificate."""
     log_level: str = "INFO"
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
@@ -154,28 +155,21 @@ class Settings:
         settings = cls(
             project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
             project_dir=None if on_swarm else reader.directory("PIERHEAD_PROJECT_DIR"),
-            state_dir=Path(env.get("PIERHEAD_STATE_DIR") or "/var/lib/pierhead"),
-            haproxy_run=Path(env.get("PIERHEAD_HAPROXY_RUN") or "/run/haproxy"),
             gpu_cdi_kind=reader.matching("PIERHEAD_GPU_CDI_KIND", CDI_KIND, "<vendor>/<class>", "nvidia.com/gpu"),
             cdi_dirs=tuple(Path(part) for part in (env.get("PIERHEAD_CDI_DIRS") or "/etc/cdi:/var/run/cdi").split(":")),
             controller_image=f"pierhead/controller:{env.get('PIERHEAD_TAG') or 'latest'}",
-            api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
-            api_port=reader.port("PIERHEAD_API_PORT", 8100),
-            api_sockets=Path(env.get("PIERHEAD_API_SOCKETS") or "/run/pierhead/api"),
-            discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_tokens=reader.tokens(is_needed=on_swarm),
             api_hosts=reader.hosts("PIERHEAD_API_HOSTS"),
-            secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=_edge_limits(reader),
             tls_dir=(env.get("PIERHEAD_TLS_DIR") or "tls") if tls == "FILES" else None,
             acme_domains=reader.acme() if tls == "ACME" else (),
-            https_port=reader.port("PIERHEAD_HTTPS_PORT", 8443),
+            https_port=reader.integer("PIERHEAD_HTTPS_PORT", 1, 65535, 8443, "a port"),
             jwt_dir=env.get("PIERHEAD_JWT_DIR") or "jwt",
             tokens=TokenRules(
                 algorithm=reader.choice("PIERHEAD_JWT_ALGORITHM", TOKEN_ALGORITHMS, "RS256"),
-                issuer=reader.claim("PIERHEAD_JWT_ISSUER"),
-                audience=reader.claim("PIERHEAD_JWT_AUDIENCE"),
+                issuer=reader.matching("PIERHEAD_JWT_ISSUER", CLAIM, CLAIM_WORDS, ""),
+                audience=reader.matching("PIERHEAD_JWT_AUDIENCE", CLAIM, CLAIM_WORDS, ""),
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
@@ -202,15 +196,6 @@ class _EnvironmentReader:
             self.problems.append(f"{name}: expected {expected}, found {value!r}")
         return value
 
-    def claim(self, name: str) -> str:
-        value = self._env.get(name) or ""
-        if value and not CLAIM.fullmatch(value):
-            self.problems.append(
-                f"{name}: expected a letter or a digit, and at most 499 more signs without spaces, quotes and "
-                f"backslashes, found {value!r}"
-            )
-        return value
-
     def directory(self, name: str) -> Path:
         value = self._env.get(name, "")
         path = Path(value)
@@ -232,9 +217,7 @@ class _EnvironmentReader:
             return ()
 
     def hosts(self, name: str) -> frozenset[str]:
-        value = (self._env.get(name) or "").strip()
-        if value and not HOSTS.fullmatch(value):
-            self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
+        value = self.matching(name, HOSTS, "names of hosts without ports, separated by commas", "")
         return frozenset(host.strip().lower() for host in value.split(",") if host.strip())
 
     def acme(self) -> tuple[str, ...]:
@@ -270,9 +253,6 @@ class _EnvironmentReader:
                     f"found {text!r}"
                 )
         return tuple(found)
-
-    def port(self, name: str, default: int) -> int:
-        return self.integer(name, 1, 65535, default, "a port")
 
     def integer(self, name: str, low: int, high: int, default: int, what: str = "an integer") -> int:
         value = self._env.get(name) or str(default)

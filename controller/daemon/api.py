@@ -1,5 +1,5 @@
 """The REST API. It answers from the view that the loop published last, and passes changes on to `commands`. Its calls:
-`Api.application`, and status/openapi.py for machines.
+CALLS, at the end, and status/openapi.py for machines.
 
 Times are unix times by the machine's present wall clock.
 daemon/callers.py says who gets an answer. Changes are answered with 202 before the world has changed.
@@ -13,40 +13,29 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial, wraps
+from typing import Any, Final
 
 from aiohttp import web
 from pierhead.json_data import not_json
 
-from ..api_tokens import Role
 from ..build import BUILD_HEADER, current_build
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
 from ..model.text import one_line, whole_number
-from ..status import documents
+from ..status import documents, openapi
+from ..status.openapi import ApiCall, Query, whole_query
 from ..status.publisher import Publisher
 from ..status.records import answers, changes
 from ..status.records.document import as_json
-from ..status.records.services import Nodes, Services
+from ..status.records.services import Nodes, Service, Services
 from ..storage.events import EventLog
+from . import bodies
 from .api_socket import user_of
 from .apply import Executor
-from .bodies import (
-    AUTO,
-    deployment_in,
-    fault_in,
-    force_in,
-    key_in,
-    labels_in,
-    nothing_in,
-    operation_in,
-    replicas_in,
-    restore_in,
-    version_in,
-)
 from .callers import Gatekeeper
 from .commands import Commands
 
@@ -56,18 +45,8 @@ MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 BODY_LIMIT = 64 * 1024
-BODY_LIMITS: Final = {"restore": 64 * 1024 * 1024}
-"""By handler: the most bytes of a body, where they are not BODY_LIMIT."""
 MOST_OF_BODY = 300
 """Characters of a change that its event has."""
-ROLE_OF: Final[Mapping[str, Role]] = {
-    "scale": "scale", "operate": "scale",
-    **dict.fromkeys(("deploy", "rollback", "abort", "promote", "restart"), "deploy"),
-    "backup": "admin",
-}  # fmt: skip
-"""By handler, the role that it needs; other changes need admin, and what else is read needs read."""
-OPEN_PATHS: Final = ("/healthz", "/metrics", "/api/v1/targets")
-"""What Prometheus, in a container of its own, reads without a token; they have no logs, settings or events."""
 RETRY_AFTER_S = 1
 """The Retry-After of a request that came before the controller's first look."""
 STUCK_AFTER_S = 120.0
@@ -100,41 +79,23 @@ class Api:
         app = web.Application(
             middlewares=[answer_errors, self.keep_changes, self.admit_callers], client_max_size=BODY_LIMIT
         )
-        app.add_routes(
-            [
-                web.get("/api/v1/services", self.services),
-                web.get("/api/v1/services/{name}", self.service),
-                web.get("/api/v1/services/{name}/logs", self.logs),
-                web.get("/api/v1/services/{name}/revisions", self.revisions),
-                web.put("/api/v1/services/{name}/scale", self.scale),
-                web.post("/api/v1/services/{name}/rollback", self.rollback),
-                web.post("/api/v1/services/{name}/abort", self.abort),
-                web.post("/api/v1/services/{name}/promote", self.promote),
-                web.post("/api/v1/services/{name}/restart", self.restart),
-                web.post("/api/v1/services/{name}/operations", self.operate),
-                web.post("/api/v1/deploy", self.deploy),
-                web.put("/api/v1/gpus/{uuid}", self.gpu),
-                web.get("/api/v1/nodes", self.nodes),
-                web.post("/api/v1/nodes/{node}/drain", self.drain_node),
-                web.post("/api/v1/nodes/{node}/activate", self.activate_node),
-                web.put("/api/v1/nodes/{node}/labels", self.label_node),
-                web.get("/api/v1/keys", self.keys),
-                web.post("/api/v1/keys", self.make_key),
-                web.delete("/api/v1/keys/{key}", self.revoke_key),
-                web.get("/api/v1/backup", self.backup),
-                web.post("/api/v1/restore", self.restore),
-                web.get("/api/v1/plan", self.plan),
-                web.get("/api/v1/routes", self.routes),
-                web.get("/api/v1/events", self.events),
-                web.get("/api/v1/targets", self.targets),
-                web.get("/api/v1/openapi.json", self.openapi),
-                web.get("/healthz", self.healthz),
-                web.get("/metrics", self.metrics),
-            ]
-        )
+        for call in CALLS.values():
+            add = app.router.add_get if call.method == "GET" else partial(app.router.add_route, call.method)
+            add(call.path, self._handler(call))
         app.on_shutdown.append(self._close)
         app.on_response_prepare.append(_name_build)
         return app
+
+    def _handler(self, call: ApiCall) -> Handler:
+        """A call's handler, which reads the body and answers with what it returns."""
+
+        @wraps(call.handler)
+        async def handle(request: web.Request) -> web.StreamResponse:
+            wanted = () if call.body is None else (call.body(await _sent(request, call)),)
+            found = await call.handler(self, request, *wanted)
+            return found if isinstance(found, web.Response) else answer(found, call.status)
+
+        return handle
 
     @web.middleware
     async def admit_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -142,17 +103,17 @@ class Api:
         that may not ask. Events tell who has asked for a change, or for a backup; a restored state has its own.
         """
         self._gatekeeper.refuse_unknown_host(request.headers.get("Host"))
-        if request.path in OPEN_PATHS:
+        call, is_read = _call_of(request), request.method in ("GET", "HEAD")
+        role = call.role if call else "read" if is_read else "admin"
+        if role is None:
             return await handler(request)
-        is_read = request.method in ("GET", "HEAD")
-        role = ROLE_OF.get(request.match_info.handler.__name__, "read" if is_read else "admin")
         uid = user_of(request.transport)
         admitted = self._gatekeeper.admit(request.remote, request.headers, role, uid)
         request[CALLER] = f"{admitted} at {request.remote if uid is None else 'the socket'}"
         if not is_read:
             self._commands.backups.refuse_late_changes()
         response = await handler(request)
-        if role != "read" and response.status < 400 and request.match_info.handler != self.restore:
+        if role != "read" and response.status < 400 and call is not CALLS["restore"]:
             await self._note_request(request)
         return response
 
@@ -172,26 +133,24 @@ class Api:
             await self._commands.stored()
         return response
 
-    async def services(self, request: web.Request) -> web.Response:
+    async def services(self, request: web.Request) -> Services:
         """The whole stack, as `make status` shows it."""
         view = self._publisher.view
-        return answer(
-            Services(
-                project=view.project,
-                at=view.wall_time(view.at),
-                services=view.services,
-                gpus=view.gpus,
-                nodes=view.nodes,
-                gpu_memory_problem=view.gpu_memory_problem,
-                spec_problems=view.spec_problems,
-                notices=view.notices,
-                settled=view.desired is not None,
-                files_current=await self._specs.is_current(view.files),
-                engine_reachable=view.engine_reachable,
-            )
+        return Services(
+            project=view.project,
+            at=view.wall_time(view.at),
+            services=view.services,
+            gpus=view.gpus,
+            nodes=view.nodes,
+            gpu_memory_problem=view.gpu_memory_problem,
+            spec_problems=view.spec_problems,
+            notices=view.notices,
+            settled=view.desired is not None,
+            files_current=await self._specs.is_current(view.files),
+            engine_reachable=view.engine_reachable,
         )
 
-    async def service(self, request: web.Request) -> web.Response:
+    async def service(self, request: web.Request) -> Service:
         """One service."""
         name = request.match_info["name"]
         view = self._publisher.view
@@ -199,19 +158,17 @@ class Api:
         if row is None:
             self._specs.known(name)
             raise NotYet(f"{name} was just added and has not been looked at yet; repeat in a second")
-        return answer(row)
+        return row
 
-    async def scale(self, request: web.Request) -> web.Response:
+    async def scale(self, request: web.Request, wanted: changes.Scale) -> changes.Scaled:
         """Set how many replicas a service should have."""
-        replicas = replicas_in(await self._body(request))
-        name = request.match_info["name"]
+        name, replicas = request.match_info["name"], None if wanted.replicas == "auto" else wanted.replicas
         message = self._commands.scale(name, replicas)
         spec = self._specs.known(name).services[name]
-        wanted = spec.replicas if replicas is None and spec.autoscale is None else None
-        scaled = changes.Scaled(name, AUTO if replicas is None else replicas, message, wanted)
-        return answer(scaled, 202)
+        in_files = spec.replicas if replicas is None and spec.autoscale is None else None
+        return changes.Scaled(name, wanted.replicas, message, in_files)
 
-    async def revisions(self, request: web.Request) -> web.Response:
+    async def revisions(self, request: web.Request) -> answers.Revisions:
         """The versions that a service can go back to."""
         name = request.match_info["name"]
         revisions, wanted, stable = self._commands.revisions(name)
@@ -227,113 +184,105 @@ class Api:
             )
             for revision in revisions
         )
-        return answer(answers.Revisions(name, self._wall(), listed))
+        return answers.Revisions(name, self._wall(), listed)
 
-    async def deploy(self, request: web.Request) -> web.Response:
+    async def deploy(self, request: web.Request, wanted: changes.Deploy) -> changes.Deployed:
         """Roll out what the compose files and images give."""
-        services, now = deployment_in(await self._body(request))
-        sentences = await self._commands.deploy(services, is_watched=not now)
-        return answer(changes.Deployed(sentences), 202)
+        return changes.Deployed(await self._commands.deploy(wanted.services, is_watched=not wanted.now))
 
-    async def rollback(self, request: web.Request) -> web.Response:
+    async def rollback(self, request: web.Request, wanted: changes.Rollback) -> changes.Asked:
         """Go back to an earlier version."""
-        name, to = request.match_info["name"], version_in(await self._body(request))
-        return answer(changes.Asked(name, await self._commands.roll_back(name, to)), 202)
+        name = request.match_info["name"]
+        return changes.Asked(name, await self._commands.roll_back(name, wanted.to))
 
-    async def abort(self, request: web.Request) -> web.Response:
+    async def abort(self, request: web.Request, _: changes.Nothing) -> changes.Asked:
         """End a rollout: the former version serves again."""
         name = request.match_info["name"]
-        nothing_in(await self._body(request))
-        return answer(changes.Asked(name, self._commands.abort(name)), 202)
+        return changes.Asked(name, self._commands.abort(name))
 
-    async def promote(self, request: web.Request) -> web.Response:
+    async def promote(self, request: web.Request, _: changes.Nothing) -> changes.Asked:
         """End the watch over a first batch."""
         name = request.match_info["name"]
-        nothing_in(await self._body(request))
-        return answer(changes.Asked(name, self._commands.promote(name)), 202)
+        return changes.Asked(name, self._commands.promote(name))
 
-    async def restart(self, request: web.Request) -> web.Response:
+    async def restart(self, request: web.Request, _: changes.Nothing) -> changes.Asked:
         """Replace every replica by one of the same definition."""
         name = request.match_info["name"]
-        nothing_in(await self._body(request))
-        return answer(changes.Asked(name, await self._commands.restart(name)), 202)
+        return changes.Asked(name, await self._commands.restart(name))
 
-    async def operate(self, request: web.Request) -> web.Response:
+    async def operate(self, request: web.Request, wanted: changes.Operate) -> changes.Operated:
         """Have every ready replica of a language model sleep, wake up or drop its cache of prompts."""
-        name, wanted = request.match_info["name"], operation_in(await self._body(request))
-        return answer(changes.Operated(name, wanted.operation, await self._commands.operate(name, wanted)))
+        name = request.match_info["name"]
+        return changes.Operated(name, wanted.operation, await self._commands.operate(name, wanted))
 
-    async def gpu(self, request: web.Request) -> web.Response:
+    async def gpu(self, request: web.Request, wanted: changes.Mark) -> changes.Marked:
         """Mark a GPU as not to be used, or remove its mark."""
-        uuid, fault = request.match_info["uuid"], fault_in(await self._body(request))
+        uuid, fault = request.match_info["uuid"], wanted.fault
         if fault is None:
             self._commands.unmark_gpu(uuid)
         else:
             self._commands.mark_gpu(uuid, fault)
-        return answer(changes.Marked(uuid, fault), 202)
+        return changes.Marked(uuid, fault)
 
-    async def nodes(self, request: web.Request) -> web.Response:
+    async def nodes(self, request: web.Request) -> Nodes:
         """The nodes, what is there and what is wrong with them."""
         view = self._publisher.view
-        return answer(Nodes(view.wall_time(view.at), view.nodes, view.engine_reachable))
+        return Nodes(view.wall_time(view.at), view.nodes, view.engine_reachable)
 
-    async def drain_node(self, request: web.Request) -> web.Response:
+    async def drain_node(self, request: web.Request, wanted: changes.Drain) -> changes.NodeAsked:
         """Move the replicas of a node elsewhere, and then everything else."""
-        name, at_once = request.match_info["node"], force_in(await self._body(request))
-        return await self._node_asked(name, self._commands.nodes.drain(name, at_once=at_once))
+        name = request.match_info["node"]
+        return await self._node_asked(name, self._commands.nodes.drain(name, at_once=wanted.force))
 
-    async def activate_node(self, request: web.Request) -> web.Response:
+    async def activate_node(self, request: web.Request, _: changes.Nothing) -> changes.NodeAsked:
         """Use a node again."""
         name = request.match_info["node"]
-        nothing_in(await self._body(request))
         return await self._node_asked(name, self._commands.nodes.activate(name))
 
-    async def label_node(self, request: web.Request) -> web.Response:
+    async def label_node(self, request: web.Request, wanted: changes.Labels) -> changes.NodeAsked:
         """Set labels of a node, for placement constraints."""
-        name, labels = request.match_info["node"], labels_in(await self._body(request))
-        return await self._node_asked(name, self._commands.nodes.label(name, labels))
+        name = request.match_info["node"]
+        return await self._node_asked(name, self._commands.nodes.label(name, wanted.labels))
 
-    async def _node_asked(self, name: str, change: Awaitable[str]) -> web.Response:
+    async def _node_asked(self, name: str, change: Awaitable[str]) -> changes.NodeAsked:
         message = await change
-        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
+        return changes.NodeAsked(self._commands.nodes.known(name).name, message)
 
-    async def keys(self, request: web.Request) -> web.Response:
+    async def keys(self, request: web.Request) -> answers.Keys:
         """The keys of clients, without the keys themselves: only their owners have them."""
         listed = await self._commands.keys.listed()
-        return answer(answers.Keys(self._wall(), tuple(documents.key_document(*each) for each in listed)))
+        return answers.Keys(self._wall(), tuple(documents.key_document(*each) for each in listed))
 
-    async def make_key(self, request: web.Request) -> web.Response:
+    async def make_key(self, request: web.Request, wanted: changes.MakeKey) -> changes.MadeKey:
         """Make a key for clients; this answer alone has it."""
-        made, key = self._commands.keys.make(key_in(await self._body(request)))
+        made, key = self._commands.keys.make(wanted)
         await self._commands.stored()
-        return answer(changes.MadeKey(key, documents.key_document(made), await self._commands.keys.told()))
+        return changes.MadeKey(key, documents.key_document(made), await self._commands.keys.told())
 
-    async def revoke_key(self, request: web.Request) -> web.Response:
+    async def revoke_key(self, request: web.Request, _: changes.Nothing) -> changes.Revoked:
         """Revoke a key of clients: it opens nothing any more."""
         name = request.match_info["key"]
-        nothing_in(await self._body(request))
         self._commands.keys.revoke(name)
-        return answer(changes.Revoked(name, await self._commands.keys.told()), 202)
+        return changes.Revoked(name, await self._commands.keys.told())
 
-    async def backup(self, request: web.Request) -> web.Response:
+    async def backup(self, request: web.Request) -> answers.Backup:
         """Everything in the controller's state, secrets included."""
-        return answer(self._commands.backups.made())
+        return self._commands.backups.made()
 
-    async def restore(self, request: web.Request) -> web.Response:
+    async def restore(self, request: web.Request, wanted: changes.Restore) -> changes.Restored:
         """Put a backup in the place of the controller's state. The controller then ends, and begins again with it."""
-        wanted = restore_in(await self._body(request))
-        return answer(await self._commands.backups.restore(wanted, request[CALLER]))
+        return await self._commands.backups.restore(wanted, request[CALLER])
 
-    async def logs(self, request: web.Request) -> web.Response:
+    async def logs(self, request: web.Request) -> answers.Logs:
         """The last log lines of a service's replicas."""
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
         tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._wall()
         texts = await self._commands.logs(name, tail, after)
         replicas = tuple(documents.replica_log(replica, text) for replica, text in texts.items())
-        return answer(answers.Logs(name, at, replicas))
+        return answers.Logs(name, at, replicas)
 
-    async def plan(self, request: web.Request) -> web.Response:
+    async def plan(self, request: web.Request) -> answers.PlanDocument | web.Response:
         """What the controller would do now, and what it is doing."""
         view, in_progress = self._publisher.view, self._executor.in_progress
         form = request.query.get("format", "json")
@@ -341,13 +290,13 @@ class Api:
             return web.Response(text=documents.plan_words(view, in_progress) + "\n")
         if form != "json":
             raise InvalidRequest(f"format: expected json or text, found {form!r}")
-        return answer(documents.plan_document(view, in_progress))
+        return documents.plan_document(view, in_progress)
 
-    async def routes(self, request: web.Request) -> web.Response:
+    async def routes(self, request: web.Request) -> answers.Routes:
         """What HAProxy sends where."""
-        return answer(documents.routes(self._publisher.view))
+        return documents.routes(self._publisher.view)
 
-    async def events(self, request: web.Request) -> web.Response:
+    async def events(self, request: web.Request) -> answers.Events:
         """The newest events, or the events after `since`; waits up to `wait` seconds for the first one."""
         log = self._events
         limit = _integer(request, "limit", 100, 1, MOST_EVENTS)
@@ -359,18 +308,16 @@ class Api:
         chosen = log.select(since=since, service=service, kinds=kinds, limit=limit)
         # A list that `limit` has cut is continued where it was cut; otherwise all events so far have been looked at.
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
-        return answer(answers.Events(tuple(map(documents.event_document, chosen)), following))
+        return answers.Events(tuple(map(documents.event_document, chosen)), following)
 
-    async def targets(self, request: web.Request) -> web.Response:
+    async def targets(self, request: web.Request) -> Sequence[answers.Target]:
         """The targets of one job, as Prometheus's http_sd reads them."""
         job = request.query.get("job", "replicas")
-        return answer([group for group in self._publisher.view.targets if group.labels["job"] == job])
+        return [group for group in self._publisher.view.targets if group.labels["job"] == job]
 
-    async def openapi(self, request: web.Request) -> web.Response:
+    async def openapi(self, request: web.Request) -> Mapping[str, Any]:
         """This API, as an OpenAPI document."""
-        from ..status import openapi  # imported when needed: its schemas take memory, and few requests ask for them
-
-        return answer(openapi.document(request.app))
+        return openapi.document(CALLS.values())
 
     async def healthz(self, request: web.Request) -> web.Response:
         """200 while the loop completes its ticks; the body has what else is wrong."""
@@ -392,14 +339,6 @@ class Api:
         return web.Response(
             body=self._publisher.metrics.page(), headers={"Content-Type": self._publisher.metrics.content_type}
         )
-
-    async def _body(self, request: web.Request) -> bytes:
-        """The body of a request for a change. Raises InvalidRequest for one that is not sent as JSON."""
-        most = BODY_LIMITS.get(request.match_info.handler.__name__)
-        body = await (request if most is None else request.clone(client_max_size=most)).read()
-        if body and (problem := not_json(request.headers.get("Content-Type"))):
-            raise InvalidRequest(problem)
-        return body
 
     async def _wait_for_event(self, since: int, wait_s: int) -> None:
         """Wait for an event newer than `since`, for `wait_s` seconds, or for the end of the server."""
@@ -454,6 +393,20 @@ def kinds_in(text: str | None) -> frozenset[str] | None:
     return kinds
 
 
+def _call_of(request: web.Request) -> ApiCall | None:
+    """The call that a request is; None where there is none at its path, or not by its method."""
+    return CALLS.get(request.match_info.handler.__name__)
+
+
+async def _sent(request: web.Request, call: ApiCall) -> bytes:
+    """The body of a request for a change. Raises InvalidRequest for one that is not sent as JSON."""
+    most = call.longest_body
+    body = await (request if most is None else request.clone(client_max_size=most)).read()
+    if body and (problem := not_json(request.headers.get("Content-Type"))):
+        raise InvalidRequest(problem)
+    return body
+
+
 # --------------------------------------------------------------------------------------------------------------- words
 
 
@@ -477,8 +430,8 @@ def _http_words(request: web.Request, error: web.HTTPException) -> str:
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {error.method}"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        most = BODY_LIMITS.get(request.match_info.handler.__name__, BODY_LIMIT)
-        return f"body: expected at most {most} bytes"
+        call = _call_of(request)
+        return f"body: expected at most {(call and call.longest_body) or BODY_LIMIT} bytes"
     return error.text or error.reason
 
 
@@ -489,3 +442,66 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 
 async def _name_build(request: web.Request, response: web.StreamResponse) -> None:
     response.headers[BUILD_HEADER] = current_build()
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+_PLAN_FORMAT = Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"})
+_LOG_QUERY = (
+    whole_query("tail", "Lines of each replica.", 1, MOST_LINES, 100),
+    whole_query("after", "Only lines later than this unix time.", 0),
+)
+_EVENT_QUERY = (
+    whole_query("since", "Only events with a higher number.", 0),
+    whole_query("wait", "Seconds to wait for the first of them.", 0, LONGEST_WAIT_S, 0),
+    whole_query("limit", "At most this many events, the newest.", 1, MOST_EVENTS, 100),
+    Query("service", "Only events of this service."),
+    Query("kind", "Only events of these kinds, separated by commas."),
+)
+_TARGET_QUERY = (Query("job", "replicas (the default), or haproxy: one on each node, where there are several."),)
+
+CALLS: Final = {
+    call.name: call
+    for call in (
+        ApiCall("GET", "/api/v1/services", "read", Api.services, Services),
+        ApiCall("GET", "/api/v1/services/{name}", "read", Api.service, Service),
+        ApiCall("GET", "/api/v1/services/{name}/logs", "read", Api.logs, answers.Logs, query=_LOG_QUERY),
+        ApiCall("GET", "/api/v1/services/{name}/revisions", "read", Api.revisions, answers.Revisions),
+        ApiCall("PUT", "/api/v1/services/{name}/scale", "scale", Api.scale, changes.Scaled, bodies.scale_in),
+        ApiCall("POST", "/api/v1/services/{name}/rollback", "deploy", Api.rollback, changes.Asked, bodies.rollback_in),
+        ApiCall("POST", "/api/v1/services/{name}/abort", "deploy", Api.abort, changes.Asked, bodies.nothing_in),
+        ApiCall("POST", "/api/v1/services/{name}/promote", "deploy", Api.promote, changes.Asked, bodies.nothing_in),
+        ApiCall("POST", "/api/v1/services/{name}/restart", "deploy", Api.restart, changes.Asked, bodies.nothing_in),
+        ApiCall(
+            "POST", "/api/v1/services/{name}/operations", "scale",
+            Api.operate, changes.Operated, bodies.operation_in, is_done=True,
+        ),
+        ApiCall("POST", "/api/v1/deploy", "deploy", Api.deploy, changes.Deployed, bodies.deployment_in),
+        ApiCall("PUT", "/api/v1/gpus/{uuid}", "admin", Api.gpu, changes.Marked, bodies.mark_in),
+        ApiCall("GET", "/api/v1/nodes", "read", Api.nodes, Nodes),
+        ApiCall("POST", "/api/v1/nodes/{node}/drain", "admin", Api.drain_node, changes.NodeAsked, bodies.drain_in),
+        ApiCall(
+            "POST", "/api/v1/nodes/{node}/activate", "admin",
+            Api.activate_node, changes.NodeAsked, bodies.nothing_in,
+        ),
+        ApiCall("PUT", "/api/v1/nodes/{node}/labels", "admin", Api.label_node, changes.NodeAsked, bodies.labels_in),
+        ApiCall("GET", "/api/v1/keys", "read", Api.keys, answers.Keys),
+        ApiCall("POST", "/api/v1/keys", "admin", Api.make_key, changes.MadeKey, bodies.key_in, is_done=True),
+        ApiCall("DELETE", "/api/v1/keys/{key}", "admin", Api.revoke_key, changes.Revoked, bodies.nothing_in),
+        ApiCall("GET", "/api/v1/backup", "admin", Api.backup, answers.Backup),
+        ApiCall(
+            "POST", "/api/v1/restore", "admin", Api.restore, changes.Restored, bodies.restore_in,
+            is_done=True, longest_body=64 * 1024 * 1024,
+        ),
+        ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT,)),
+        ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),
+        ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
+        ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),
+        ApiCall("GET", "/api/v1/openapi.json", "read", Api.openapi, dict[str, Any]),
+        ApiCall("GET", "/healthz", None, Api.healthz, answers.Health),
+        ApiCall("GET", "/metrics", None, Api.metrics),
+    )
+}  # fmt: skip
+"""By the names of their handlers. Prometheus, in a container of its own, reads those without a role: they have no logs,
+settings or events.
+"""

@@ -25,7 +25,6 @@ from ..engines.base import ClusterEngine, EngineAction
 from ..errors import ControllerError, EngineError, NotActing
 from ..model.actions import (
     Action,
-    AddServer,
     BeginRetirement,
     CreateContainer,
     DeleteServer,
@@ -34,13 +33,8 @@ from ..model.actions import (
     PutToSleep,
     RemoveContainer,
     RestartRouter,
-    SetServerState,
-    SetServerWeight,
-    SetWaitingRoom,
-    ShutdownSessions,
     SignalContainer,
     StartContainer,
-    UpdateNode,
     WakeReplica,
     WriteKeys,
     WriteRouting,
@@ -340,19 +334,6 @@ class Performer:
                     self._store.stopping(action.container_id, self._clock())
             case CreateContainer():
                 await self._engine.perform(self._with_token(action), self._project)
-            case PullImage() | StartContainer() | RestartRouter() | UpdateNode():
-                await self._engine.perform(action, self._project)
-            case (
-                AddServer()
-                | SetServerState()
-                | SetServerWeight()
-                | SetWaitingRoom()
-                | ShutdownSessions()
-                | DeleteServer()
-                | WriteKeys()
-                | WriteRouting()
-            ):
-                await self._router.perform(action)
             case GiveUserConfig() | PutToSleep() | WakeReplica():
                 self._told(action.container_id, await self._tell(action, self._store.token_of(action.target)))
             case BeginRetirement():
@@ -366,6 +347,10 @@ class Performer:
                         failed=action.failed,
                     )
                 )
+            case _ if isinstance(action, EngineAction):
+                await self._engine.perform(action, self._project)
+            case _ if isinstance(action, RoutingAction):
+                await self._router.perform(action)
 
     async def _tell(
         self, action: GiveUserConfig | PutToSleep | WakeReplica, token: str

@@ -1,5 +1,5 @@
-"""The bodies of requests for changes, as what they ask for. Each function raises InvalidRequest for another body, with
-what was expected and what was found. Pure.
+"""The bodies of requests for changes, as records. Each function raises InvalidRequest for another body, with what was
+expected and what was found. Pure.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 from ..errors import InvalidRequest
 from ..model.keys import MODEL, NAME
@@ -16,8 +16,6 @@ from ..model.text import one_line
 from ..status.records import changes
 from ..storage.version import VERSION
 
-AUTO: Final = "auto"
-"""In place of a number of replicas: the files or the autoscaler decide again."""
 LONGEST_FAULT = 500
 LONGEST_MODELS, LONGEST_SERVICES = 500, 2_000
 """Services get the models in a header, for which HAProxy has 1,024 bytes in addition to a body."""
@@ -27,39 +25,38 @@ MOST_DAYS = 36_500
 LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
 
 
-def replicas_in(body: bytes) -> int | None:
-    """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
+def scale_in(body: bytes) -> changes.Scale:
+    """Read {"replicas": 2} or {"replicas": "auto"}."""
     replicas = _document(body, '{"replicas": 2}', "replicas", is_required=True)["replicas"]
-    if replicas == AUTO:
-        return None
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
+    is_number = isinstance(replicas, int) and not isinstance(replicas, bool) and 0 <= replicas <= MOST_REPLICAS
+    if replicas != "auto" and not is_number:
         raise InvalidRequest(
             f'replicas: expected an integer from 0 to {MOST_REPLICAS}, or "auto", found {_shown(replicas)}'
         )
-    return replicas
+    return changes.Scale(replicas)
 
 
-def deployment_in(body: bytes) -> tuple[list[str] | None, bool]:
-    """Return the names of {"services": [...], "now": true}, None for none, and `now`; raises InvalidRequest."""
+def deployment_in(body: bytes) -> changes.Deploy:
+    """Read {"services": [...], "now": true}, or {}."""
     document = _document(body, '{"services": ["ranker"], "now": true} or {}', "services", "now")
     names, now = document.get("services"), _flag(document, "now")
     if names is None:
-        return None, now
+        return changes.Deploy(None, now)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise InvalidRequest(f"services: expected a list of names of services, found {_shown(names)}")
-    return list(dict.fromkeys(names)), now
+    return changes.Deploy(tuple(dict.fromkeys(names)), now)
 
 
-def version_in(body: bytes) -> str | None:
-    """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
+def rollback_in(body: bytes) -> changes.Rollback:
+    """Read {"to": version}, or {}."""
     version = _document(body, '{"to": "1a2b3c4d"} or {}', "to").get("to")
     if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
-    return version
+    return changes.Rollback(version)
 
 
 def operation_in(body: bytes) -> changes.Operate:
-    """Return the operation of {"operation": "sleep", "level": 1, "timeout_s": 300}; raises InvalidRequest."""
+    """Read {"operation": "sleep", "level": 1, "timeout_s": 300}."""
     example = '{"operation": "sleep", "level": 1, "timeout_s": 300}'
     document = _document(body, example, "operation", "level", "timeout_s", is_required=True)
     wanted, known = changes.Operate(**{"operation": None, **document}), get_args(changes.LLMOperation)
@@ -78,7 +75,7 @@ def operation_in(body: bytes) -> changes.Operate:
 
 
 def key_in(body: bytes) -> changes.MakeKey:
-    """Return the key of {"name": "team-a", "services": ["web"], "per_minute": 600}; raises InvalidRequest."""
+    """Read {"name": "team-a", "services": ["web"], "per_minute": 600}."""
     example = '{"name": "team-a", "services": ["web"], "per_minute": 600, "days": 90}'
     document = _document(body, example, *(each.name for each in fields(changes.MakeKey)), is_required=True)
     name = document.get("name")
@@ -100,7 +97,7 @@ def key_in(body: bytes) -> changes.MakeKey:
 
 
 def restore_in(body: bytes) -> changes.Restore:
-    """Return {"backup": {...}, "force": true}; raises InvalidRequest."""
+    """Read {"backup": {...}, "force": true}."""
     from pydantic import TypeAdapter, ValidationError  # imported when needed: it takes memory
 
     document = _document(body, '{"backup": {...}, "force": true}', "backup", "force", is_required=True)
@@ -118,35 +115,36 @@ def restore_in(body: bytes) -> changes.Restore:
         raise InvalidRequest(f"{place}: expected what `pierhead backup` writes: {first['msg']}") from None
 
 
-def fault_in(body: bytes) -> str | None:
-    """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
+def mark_in(body: bytes) -> changes.Mark:
+    """Read {"fault": text} or {"fault": null}."""
     document = _document(body, '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}', "fault")
     found = document.get("fault", "")
     fault = one_line(found) if isinstance(found, str) else found
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
         raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
-    return fault
+    return changes.Mark(fault)
 
 
-def force_in(body: bytes) -> bool:
-    """Return the value of {"force": true}, False for {}; raises InvalidRequest."""
-    return _flag(_document(body, '{"force": true} or {}', "force"), "force")
+def drain_in(body: bytes) -> changes.Drain:
+    """Read {"force": true}, or {}."""
+    return changes.Drain(_flag(_document(body, '{"force": true} or {}', "force"), "force"))
 
 
-def labels_in(body: bytes) -> dict[str, str | None]:
-    """Return the labels of {"labels": {...}}; raises InvalidRequest."""
+def labels_in(body: bytes) -> changes.Labels:
+    """Read {"labels": {...}}."""
     labels = _document(body, '{"labels": {"zone": "a", "old": null}}', "labels", is_required=True)["labels"]
     if not isinstance(labels, dict) or not labels:
         raise InvalidRequest(f"labels: expected at least one, found {_shown(labels)}")
     for key, value in labels.items():
         if value is not None and not isinstance(value, str):
             raise InvalidRequest(f"labels.{key}: expected text or null, found {_shown(value)}")
-    return labels
+    return changes.Labels(labels)
 
 
-def nothing_in(body: bytes) -> None:
-    """Raise InvalidRequest for anything but {} or no body."""
+def nothing_in(body: bytes) -> changes.Nothing:
+    """Read {} or no body."""
     _document(body, "{}")
+    return changes.Nothing()
 
 
 def _document(body: bytes, example: str, *keys: str, is_required: bool = False) -> Mapping[str, Any]:

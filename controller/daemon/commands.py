@@ -14,6 +14,7 @@ from ..files.watch import SpecWatch
 from ..model.desired import Revision
 from ..model.phases import is_ready, phase_of
 from ..model.spec import ServiceSpec
+from ..model.text import counted
 from ..model.world import service_address
 from ..observe.gpu_marks import GpuMarks
 from ..observe.snapshot import Observer
@@ -225,8 +226,7 @@ class Commands:
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
     """Return what decides how many replicas a service has after a scale call; "" where it is the number itself."""
     if spec.autoscale is None:
-        count = "1 replica" if spec.replicas == 1 else f"{spec.replicas} replicas"
-        return f"the compose files decide, {count}" if replicas is None else ""
+        return f"the compose files decide, {counted(spec.replicas, 'replica')}" if replicas is None else ""
     bounds = f"{spec.autoscale.min} to {spec.autoscale.max}"
     if replicas is None:
         return f"the autoscaler decides, {bounds}"

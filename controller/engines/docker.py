@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import aclosing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..model.observed import EngineState
 from .base import EngineAction, EngineEvent, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal, translated
-from .docker_events import EventQueue, EventReader
+from .docker_events import EventStream
 from .docker_images import ImageFiles, Images
 from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
@@ -38,18 +38,18 @@ SOCKET = Path("/var/run/docker.sock")
 """The socket that docker-py uses by default."""
 
 
-def is_orphaned(socket: Path | None) -> bool:
-    """Whether the engine that made the socket file has deleted it, so that no answer will ever come. None: no file."""
+def is_orphaned(socket: Path) -> bool:
+    """Whether the engine that made the socket file has deleted it, so that no answer will ever come."""
     try:
-        return socket is not None and socket.stat().st_nlink == 0
+        return socket.stat().st_nlink == 0
     except OSError:  # no file now: a client that sees the real directory finds the new one when it is made
         return False
 
 
-def socket_of(client: APIClient) -> Path | None:
-    """The file that a client connects to; None for an address of another kind."""
-    path = getattr(client.get_adapter(client.base_url), "socket_path", None)
-    return None if path is None else Path(path)
+def socket_of(client: APIClient) -> Path:
+    """The file that a client connects to."""
+    adapter: Any = client.get_adapter(client.base_url)
+    return Path(adapter.socket_path)
 
 
 def open_client(base_url: str | None = None, socket: Path = SOCKET, *, timeout_s: int = HTTP_TIMEOUT_S) -> APIClient:
@@ -74,7 +74,7 @@ class DockerEngine:
     def __init__(
         self, client: APIClient, gpu_sources: GpuSources | None = None, sockets: SocketDirectory | None = None
     ) -> None:
-        """`sockets`: of the replicas; None = they have none."""
+        """`client`: of an engine at a Unix socket. `sockets`: of the replicas; None = they have none."""
         self._client = client
         self._sockets = sockets
         sources = gpu_sources or GpuSources()
@@ -84,10 +84,9 @@ class DockerEngine:
         self._files = ImageFiles(client)
         self._reader = EngineReader(client, self._discovery, sources.cdi_kind, self._images)
         self._calls = EngineCalls()
-        self._event_readers: set[EventReader] = set()
+        self._event_streams: set[EventStream] = set()
         self._unstarted: set[str] = set()
         """Names of the replicas that this process created and whose start has not ended; worker threads add to it."""
-        self._socket = socket_of(client)
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`."""
@@ -154,24 +153,24 @@ class DockerEngine:
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""
-        queue = EventQueue(asyncio.get_running_loop())
-        reader = EventReader(self._client, queue, partial(self._accept, project), self._reader.follow)
-        self._event_readers.add(reader)
+        socket = socket_of(self._client)
+        stream = EventStream(socket, self._client.api_version, partial(self._accept, project), self._reader.follow)
+        self._event_streams.add(stream)
         try:
-            while True:
-                yield await queue.get()
+            async with aclosing(stream.events()) as events:
+                async for event in events:
+                    yield event
         except EngineUnreachable as error:
-            if is_orphaned(self._socket):
+            if is_orphaned(socket):
                 raise EngineSocketGone(str(error)) from error
             raise
         finally:
-            reader.close()
-            self._event_readers.discard(reader)
+            self._event_streams.discard(stream)
 
     async def close(self) -> None:
         """Close connections and end threads; calls in progress are not waited for."""
-        for reader in tuple(self._event_readers):
-            reader.close()
+        for stream in self._event_streams:
+            stream.close()
         self._calls.close()
         self._client.close()
 
@@ -269,7 +268,7 @@ class DockerEngine:
         return end_of(output).decode(errors="replace")
 
     def _accept(self, project: str, raw: Mapping[str, Any]) -> EngineEvent | None:
-        """The event if it may change a plan of this project. Runs in the event thread."""
+        """The event if it may change a plan of this project."""
         actor = raw.get("Actor") or {}
         attributes: Mapping[str, str] = actor.get("Attributes") or {}
         kind = str(raw.get("Action", ""))

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
+import aiohttp
 import docker.errors
 import requests
 
@@ -33,8 +34,8 @@ _HINTS = (
 
 @contextlib.contextmanager
 def translated(what: str, hints: Hints = ()) -> Iterator[None]:
-    """Run calls of docker-py; `what` names them in the error: "start of replica shop-ranker-1a2b3c4d-1". `hints`: more
-    of them.
+    """Run calls of docker-py, or of aiohttp; `what` names them in the error: "start of replica shop-ranker-1a2b3c4d-1".
+    `hints`: more of them.
     """
     try:
         yield
@@ -42,7 +43,7 @@ def translated(what: str, hints: Hints = ()) -> Iterator[None]:
         words = explanation(error)
         kind = EngineLeaderless if error.is_server_error() and re.search(LEADERLESS, words) else EngineError
         raise kind(refusal(what, words, hints)) from error
-    except (requests.RequestException, docker.errors.DockerException, OSError) as error:
+    except (requests.RequestException, docker.errors.DockerException, aiohttp.ClientError, OSError) as error:
         raise EngineUnreachable(
             f"{what}: the Docker Engine does not answer ({_root(error)}); check `docker info` on this machine and that "
             "its socket is mounted into the controller"

@@ -28,10 +28,6 @@ def restrict(host: dict[str, Any]) -> None:
     options = host.get("SecurityOpt") or []
     if not any(option.startswith("no-new-privileges") for option in options):
         host["SecurityOpt"] = [*options, "no-new-privileges=true"]
-    added, dropped = ({_bare(name) for name in host.get(key) or ()} for key in ("CapAdd", "CapDrop"))
-    if not {"ALL", "NET_RAW"} & (added | dropped):
+    said = {name.upper().removeprefix("CAP_") for key in ("CapAdd", "CapDrop") for name in host.get(key) or ()}
+    if not {"ALL", "NET_RAW"} & said:
         host["CapDrop"] = [*(host.get("CapDrop") or ()), "NET_RAW"]
-
-
-def _bare(capability: str) -> str:
-    return capability.upper().removeprefix("CAP_")

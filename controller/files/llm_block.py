@@ -8,7 +8,7 @@ from pierhead.llm_config import DATA_PARALLEL, LLMConfig
 from pierhead.serve_block import ServeBlock
 
 from ..model.spec import GpuRequest
-from ..model.text import shown
+from ..model.text import counted, shown
 from .problems import Problems, at
 
 
@@ -69,10 +69,7 @@ def llm_gpus(path: str, llm: LLMConfig, gpu: GpuRequest | None, problems: Proble
     elif gpu is not None and gpu.count != llm.gpus:
         problems.add(
             here,
-            f"is spread over {_gpus(llm.gpus)} ({spread}) and each replica asks for {gpu.count}; make the two equal",
+            f"is spread over {counted(llm.gpus, 'GPU')} ({spread}) and each replica asks for {gpu.count}; make the two "
+            "equal",
         )
     return replace(gpu, kind=llm.accelerator_type or "") if gpu else None
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -72,6 +72,11 @@ def age(since: float, now: float) -> str:
     return f"{passed // 86_400:.0f} d"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 replica", "3 replicas"."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def did_you_mean(name: str, known: Iterable[str], words: str = "did you mean {!r}? ") -> str:
     """The words with the known name that is most like an unknown one; "" where none is like it."""
     return words.format(*near) if (near := difflib.get_close_matches(name, known, n=1)) else ""

@@ -16,6 +16,7 @@ from ..model.actions import CreateContainer
 from ..model.machine import Footprint, Machine
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec, size_words
+from ..model.text import counted
 from ..model.world import ContainerState, Gpu, ReplicaContainer, ReplicaHealth, is_asleep
 from .placement import Shortage
 
@@ -133,7 +134,9 @@ class MachineBudget:
         if overload and (starting or not is_needed):
             return overload
         if starting >= most:
-            return f"{starting} replicas are starting, and at most {most} do at a time on {_cores(machine)}"
+            return (
+                f"{starting} replicas are starting, and at most {most} do at a time on {counted(machine.cores, 'core')}"
+            )
         if late >= most:
             return f"{late} of its replicas are not ready yet: no more are started before that"
         return ""
@@ -213,12 +216,9 @@ def _taken_words(each: str) -> str:
 def _overload_words(machine: Machine) -> str:
     """Why the machine has no time for a start; "" = it has."""
     if machine.load > MOST_LOAD_PER_CORE * machine.cores:
-        return f"this machine has no time for a start: {machine.load:.0f} processes want to run on {_cores(machine)}"
+        cores = counted(machine.cores, "core")
+        return f"this machine has no time for a start: {machine.load:.0f} processes want to run on {cores}"
     if machine.stalled_percent > MOST_STALLED_PERCENT:
         share = f"{machine.stalled_percent:.0f} % of the last 10 s"
         return f"this machine has no time for a start: processes waited for memory in {share}"
     return ""
-
-
-def _cores(machine: Machine) -> str:
-    return "1 core" if machine.cores == 1 else f"{machine.cores} cores"

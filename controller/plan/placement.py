@@ -12,6 +12,7 @@ replicas sleep, one part in `SLEEPERS_PART` of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from ..model.actions import CreateContainer
 from ..model.nodes import Node, fits
 from ..model.observed import Observed
 from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot, _number, size_words, slot_words
+from ..model.text import counted
 from ..model.world import Gpu, ReplicaContainer
 
 IDLE_BYTES = 1024**3
@@ -358,7 +360,7 @@ class GpuBudget:
 def asked_words(request: GpuRequest) -> str:
     """What a request asks for: "1 GPU", "16 GiB of a GPU", "0.5 of a GPU"."""
     if request.slot is None:
-        return "1 GPU" if request.count == 1 else f"{request.count} GPUs"
+        return counted(request.count, "GPU")
     return f"{slot_words(request.slot)} of a GPU"
 
 
@@ -411,8 +413,8 @@ def _spreading(service: str) -> Callable[[_Card, int], tuple[float, ...]]:
 
 def _who_is_in_the_way(pool: list[_Card]) -> str:
     """Of whole GPUs: "3 held by ranker, 1 shared by a, b, 1 with 2.1 GiB in use by other processes"."""
-    held = _counted(f"held by {card.owners[-1]}" for card in pool if card.owners)
-    shared = _counted(f"shared by {_sharers(card)}" for card in pool if card.slots and not card.owners)
+    held = _by_count(f"held by {card.owners[-1]}" for card in pool if card.owners)
+    shared = _by_count(f"shared by {_sharers(card)}" for card in pool if card.slots and not card.owners)
     strange = [card for card in pool if not (card.is_idle or card.slots or card.owners)]
     if strange:
         sizes, some_sleep = {card.strangers for card in strange}, any(card.asleep for card in strange)
@@ -423,7 +425,7 @@ def _who_is_in_the_way(pool: list[_Card]) -> str:
 
 def _slot_shortage(slot: GpuSlot, pool: list[_Card]) -> Shortage:
     """Of slots: "3 held by ranker, 1 has 2.1 GiB free"."""
-    parts = _counted(f"held by {card.owners[-1]}" for card in pool if card.owners)
+    parts = _by_count(f"held by {card.owners[-1]}" for card in pool if card.owners)
     open_cards = [card for card in pool if not card.owners]
     unknown = [card for card in open_cards if card.amount(slot) is None]
     known = [card for card in open_cards if card.amount(slot) is not None]
@@ -454,9 +456,6 @@ def _sharers(card: _Card) -> str:
     return ", ".join(sorted(service for service, slots in card.sharers.items() if slots))
 
 
-def _counted(words: Iterable[str]) -> list[str]:
+def _by_count(words: Iterable[str]) -> list[str]:
     """ "2 held by a", the highest count first."""
-    counts: dict[str, int] = {}
-    for one in words:
-        counts[one] = counts.get(one, 0) + 1
-    return [f"{count} {one}" for one, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    return [f"{count} {one}" for one, count in sorted(Counter(words).items(), key=lambda item: (-item[1], item[0]))]

@@ -35,8 +35,8 @@ def checked(tokens: Tokens) -> dict[str, Any]:
     rules, directory = tokens.rules, matching(_DIRECTORY, tokens.directory, "directory of public keys")
     return {
         "algorithm": matching(re.compile("|".join(TOKEN_ALGORITHMS)), rules.algorithm, "algorithm of tokens"),
-        "issuer": rules.issuer and matching(CLAIM, rules.issuer, "issuer of tokens"),
-        "audience": rules.audience and matching(CLAIM, rules.audience, "audience of tokens"),
+        "issuer": matching(CLAIM, rules.issuer, "issuer of tokens"),
+        "audience": matching(CLAIM, rules.audience, "audience of tokens"),
         "in_a_list": _in_a_list(rules.audience),
         "files": [f"{directory}/{matching(_FILE, file, 'public key')}" for file in tokens.files],
         "leeway_s": LEEWAY_S,

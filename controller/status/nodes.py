@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..model.nodes import Node, Quorum
 from ..model.observed import Observed
 from ..model.plan import PendingReplica, Plan
+from ..model.text import counted
 from ..model.world import ReplicaContainer
 from .records.services import NodeStatus, ShownAvailability
 
@@ -87,19 +88,15 @@ def _words(node: Node, replicas: int, reasons: Sequence[str]) -> str:
         case "unknown", _:
             return "the managers do not know its state yet: its replicas are not touched"
         case _, "leaving" if reasons:
-            return f"{_counted(replicas)} left, and no other node has room: {'; '.join(reasons)}"
+            return f"{counted(replicas, 'replica')} left, and no other node has room: {'; '.join(reasons)}"
         case _, "leaving":
-            return f"{_counted(replicas)} left to go elsewhere"
+            return f"{counted(replicas, 'replica')} left to go elsewhere"
         case _, "drained":
             return f"it may be switched off; `pierhead node activate {node.name}` uses it again"
         case _, "paused":
             return f"nothing new is placed there until `pierhead node activate {node.name}`"
         case _:
             return ""
-
-
-def _counted(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def _used(observed: Observed) -> set[str]:

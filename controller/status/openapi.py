@@ -1,18 +1,18 @@
-"""The OpenAPI document of the REST API, served at /api/v1/openapi.json. Paths and methods come from the application's
-routes, summaries from the handlers' docstrings, bodies and answers from the records.
+"""The OpenAPI document of the REST API, served at /api/v1/openapi.json. It is made of the API's table of calls
+(daemon/api.py), whose summaries are the handlers' docstrings, and of the records.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
 
-from aiohttp import web
 from pydantic import TypeAdapter
 
+from ..api_tokens import Role
 from ..build import current_build
 from .records import answers, changes, services
 from .records.document import Document
@@ -39,94 +39,52 @@ class Query:
 
     name: str
     description: str
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
+
+
+def whole_query(name: str, description: str, least: int, most: int | None = None, default: int | None = None) -> Query:
+    """Return a parameter that is a whole number."""
+    bounds = {"minimum": least, "maximum": most, "default": default}
+    given = {key: value for key, value in bounds.items() if value is not None}
+    return Query(name, description, {"type": "integer", **given})
 
 
 @dataclass(frozen=True)
-class Operation:
-    """A route's parameters and answer. An operation with a body is a change, and is answered with 202."""
+class ApiCall:
+    """One call of the API. One with a body is a change, and is answered with 202."""
 
+    method: str
+    path: str
+    role: Role | None
+    """Who may make it; None = everybody, without a token."""
+    handler: Callable[..., Awaitable[object]]
+    """Of the request, and of the body where there is one. Its docstring is the summary."""
     answer: Any = None
     """None: text."""
-    body: Any = None
+    body: Callable[[bytes], Document] | None = None
+    """Reads it, as the record that it returns."""
     query: tuple[Query, ...] = ()
-    media_type: str = "application/json"
     is_done: bool = False
     """It is a change that is answered with 200, after it was carried out."""
+    longest_body: int | None = None
+    """Bytes; None = as the API limits all bodies."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the document."""
+        return self.handler.__name__
+
+    @property
+    def status(self) -> int:
+        """Of its answer."""
+        return 202 if self.body is not None and not self.is_done else 200
 
 
-def _integer(name: str, description: str, least: int, most: int | None = None, default: int | None = None) -> Query:
-    bounds = {"minimum": least, "maximum": most, "default": default}
-    return Query(
-        name, description, {"type": "integer", **{key: value for key, value in bounds.items() if value is not None}}
-    )
-
-
-def _text(name: str, description: str) -> Query:
-    return Query(name, description, {"type": "string"})
-
-
-OPERATIONS: Mapping[str, Operation] = {
-    "services": Operation(services.Services),
-    "service": Operation(services.Service),
-    "logs": Operation(
-        answers.Logs,
-        query=(
-            _integer("tail", "Lines of each replica.", 1, 10_000, 100),
-            _integer("after", "Only lines later than this unix time.", 0),
-        ),
-    ),
-    "revisions": Operation(answers.Revisions),
-    "scale": Operation(changes.Scaled, changes.Scale),
-    "rollback": Operation(changes.Asked, changes.Rollback),
-    "abort": Operation(changes.Asked, changes.Nothing),
-    "promote": Operation(changes.Asked, changes.Nothing),
-    "restart": Operation(changes.Asked, changes.Nothing),
-    "operate": Operation(changes.Operated, changes.Operate, is_done=True),
-    "deploy": Operation(changes.Deployed, changes.Deploy),
-    "gpu": Operation(changes.Marked, changes.Mark),
-    "nodes": Operation(services.Nodes),
-    "drain_node": Operation(changes.NodeAsked, changes.Drain),
-    "activate_node": Operation(changes.NodeAsked, changes.Nothing),
-    "label_node": Operation(changes.NodeAsked, changes.Labels),
-    "keys": Operation(answers.Keys),
-    "make_key": Operation(changes.MadeKey, changes.MakeKey, is_done=True),
-    "revoke_key": Operation(changes.Revoked, changes.Nothing),
-    "backup": Operation(answers.Backup),
-    "restore": Operation(changes.Restored, changes.Restore, is_done=True),
-    "plan": Operation(
-        answers.PlanDocument,
-        query=(Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"}),),
-    ),
-    "routes": Operation(answers.Routes),
-    "events": Operation(
-        answers.Events,
-        query=(
-            _integer("since", "Only events with a higher number.", 0),
-            _integer("wait", "Seconds to wait for the first of them.", 0, 60, 0),
-            _integer("limit", "At most this many events, the newest.", 1, 1000, 100),
-            _text("service", "Only events of this service."),
-            _text("kind", "Only events of these kinds, separated by commas."),
-        ),
-    ),
-    "targets": Operation(
-        list[answers.Target],
-        query=(_text("job", "replicas (the default), or haproxy: one on each node, where there are several."),),
-    ),
-    "healthz": Operation(answers.Health),
-    "metrics": Operation(media_type="text/plain"),
-    "openapi": Operation(dict[str, Any]),
-}
-"""By the name of the handler."""
-
-
-def document(app: web.Application) -> dict[str, Any]:
-    """Return the document of an application. Raises KeyError for a handler that is not in OPERATIONS."""
+def document(calls: Iterable[ApiCall]) -> dict[str, Any]:
+    """Return the document of an API with these calls."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in app.router.routes():
-        if route.resource is not None and route.method != "HEAD":
-            operation = _operation(route.handler, route.resource.canonical)
-            paths.setdefault(route.resource.canonical, {})[route.method.lower()] = operation
+    for call in calls:
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -145,36 +103,32 @@ def document(app: web.Application) -> dict[str, Any]:
     }
 
 
-def _operation(handler: Any, path: str) -> dict[str, Any]:
-    operation = OPERATIONS[handler.__name__]
+def _operation(call: ApiCall) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
         for name, words in _IN_PATHS.items()
-        if f"{{{name}}}" in path
+        if f"{{{name}}}" in call.path
     ]
     parameters += [
         {"name": query.name, "in": "query", "description": query.description, "schema": dict(query.schema)}
-        for query in operation.query
+        for query in call.query
     ]
-    is_accepted = operation.body is not None and not operation.is_done
+    text = {"text/plain": {"schema": {"type": "string"}}}
     described: dict[str, Any] = {
-        "operationId": handler.__name__,
-        "summary": (inspect.getdoc(handler) or "").split("\n", 1)[0],
+        "operationId": call.name,
+        "summary": (inspect.getdoc(call.handler) or "").split("\n", 1)[0],
         "parameters": parameters,
         "responses": {
-            "202" if is_accepted else "200": _content("Accepted." if is_accepted else "The answer.", operation),
+            str(call.status): {
+                "description": "Accepted." if call.status == 202 else "The answer.",
+                "content": text if call.answer is None else _json(call.answer),
+            },
             "default": {"description": "Refused, or failed.", "content": _json(answers.Error)},
         },
     }
-    if operation.body is not None:
-        described["requestBody"] = {"content": _json(operation.body)}
+    if call.body is not None:
+        described["requestBody"] = {"content": _json(get_type_hints(call.body)["return"])}
     return described
-
-
-def _content(description: str, operation: Operation) -> dict[str, Any]:
-    if operation.answer is None:
-        return {"description": description, "content": {operation.media_type: {"schema": {"type": "string"}}}}
-    return {"description": description, "content": _json(operation.answer)}
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from .commands import backup, callers, change, follow, keys, llm, look, node, of
 from .errors import EXIT_CODES, BadInput, CommandError
 from .help import Grouped
 
-EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
+EPILOG = "\n".join(["\b\nExit codes:", *(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 
 app = typer.Typer(
     name="pierhead",

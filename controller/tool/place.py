@@ -24,18 +24,8 @@ from .project.project import NoProject, Project, find
 from .project.stack import PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
 HERE = (
-    "new",
-    "init",
-    "up",
-    "upgrade",
-    "build-images",
-    "down",
-    "completion",
-    "schema",
-    "simulate",
-    "token",
-    "--help",
-    "-h",
+    *("new", "init", "up", "upgrade", "build-images", "down", "completion", "schema", "simulate", "token"),
+    *("--help", "-h"),
 )
 WITHOUT_A_STACK = ("validate", "llm build")
 OF_THE_MACHINE = ("node init", "node join", "node token")

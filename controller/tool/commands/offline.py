@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...model.text import counted
 from .. import output as out
 from ..errors import BAD_INPUT, BadInput, CommandError
 from .options import Output
@@ -135,13 +136,9 @@ def _problem(line: str) -> dict[str, str]:
 
 def _words(service: ServiceSpec) -> str:
     bounds = service.autoscale
-    count = f"{bounds.min} to {bounds.max} replicas" if bounds else _count(service.replicas)
+    count = f"{bounds.min} to {bounds.max} replicas" if bounds else counted(service.replicas, "replica")
     gpus = f", {service.gpu.count} GPU each" if service.gpu else ""
     reached = [service.matched] if service.matched else []
     reached += [f"gRPC {name}" for name in service.grpc_services]
     outside = ", ".join(reached) or "not reachable from outside"
     return f"{count}{gpus}, {service.protocol} on port {service.port}, {outside}"
-
-
-def _count(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"

@@ -14,21 +14,13 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api_tokens import ROLES, digest_of, read_tokens
-from controller.daemon.api import OPEN_PATHS
-from controller.daemon.bodies import (
-    deployment_in,
-    fault_in,
-    nothing_in,
-    operation_in,
-    replicas_in,
-    version_in,
-)
+from controller.daemon.bodies import deployment_in, mark_in, nothing_in, operation_in, rollback_in, scale_in
 from controller.daemon.callers import Gatekeeper
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
 from controller.model.spec import Spec
 from controller.status.documents import routes
-from controller.status.records.changes import Operate
+from controller.status.records.changes import Deploy, Operate
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
@@ -153,21 +145,21 @@ DEPLOY = 'body: expected JSON such as {"services": ["ranker"], "now": true} or {
 @pytest.mark.parametrize(
     ("read", "body", "words"),
     [
-        (replicas_in, b"", "expected JSON"),
-        (replicas_in, b"[" * 50_000, "expected JSON"),
-        (replicas_in, b'{"replicas": 2, "force": true}', "and nothing else"),
-        (replicas_in, b'{"replicas": "two"}', 'expected an integer from 0 to 1000, or "auto", found "two"'),
-        (replicas_in, b'{"replicas": 2.0}', "found 2.0"),
-        (replicas_in, b'{"replicas": true}', "found true"),
-        (replicas_in, b'{"replicas": 1001}', "found 1001"),
+        (scale_in, b"", "expected JSON"),
+        (scale_in, b"[" * 50_000, "expected JSON"),
+        (scale_in, b'{"replicas": 2, "force": true}', "and nothing else"),
+        (scale_in, b'{"replicas": "two"}', 'expected an integer from 0 to 1000, or "auto", found "two"'),
+        (scale_in, b'{"replicas": 2.0}', "found 2.0"),
+        (scale_in, b'{"replicas": true}', "found true"),
+        (scale_in, b'{"replicas": 1001}', "found 1001"),
         (deployment_in, b"x", DEPLOY),
         (deployment_in, b"[]", 'body: expected {"services": ["ranker"], "now": true} or {} and nothing else, found []'),
         (deployment_in, b'{"now": 1}', "now: expected true or false, found 1"),
         (deployment_in, b'{"services": "web"}', 'services: expected a list of names of services, found "web"'),
-        (version_in, b'{"to": 7}', "to: expected a version such as 1a2b3c4d, found 7"),
+        (rollback_in, b'{"to": 7}', "to: expected a version such as 1a2b3c4d, found 7"),
         (nothing_in, b'{"to": "0"}', 'body: expected {} and nothing else, found {"to": "0"}'),
-        (fault_in, b"{}", 'fault: expected null or 1 to 500 characters, found ""'),
-        (fault_in, b'{"fault": "\\n"}', "found"),
+        (mark_in, b"{}", 'fault: expected null or 1 to 500 characters, found ""'),
+        (mark_in, b'{"fault": "\\n"}', "found"),
         (operation_in, b"", "body: expected JSON such as"),
         (operation_in, b"[]", 'expected {"operation": "sleep", "level": 1, "timeout_s": 300} and nothing else, found'),
         (operation_in, b'{"level": 1}', "operation: expected one of sleep, wake, reset_prefix_cache, found null"),
@@ -190,11 +182,11 @@ def test_the_error_for_a_wrong_body_says_what_was_expected(
 
 
 def test_right_bodies() -> None:
-    assert [replicas_in(b'{"replicas": 1000}'), replicas_in(b'{"replicas": "auto"}')] == [1000, None]
+    assert [scale_in(b'{"replicas": %s}' % text).replicas for text in (b"1000", b'"auto"')] == [1000, "auto"]
     bodies = (b'{"services": ["b", "a", "b"]}', b'{"now": true}', b"")
-    assert [deployment_in(body) for body in bodies] == [(["b", "a"], False), (None, True), (None, False)]
-    assert [version_in(b'{"to": "1a2b3c4d"}'), version_in(b"{}")] == ["1a2b3c4d", None]
-    assert [fault_in(b'{"fault": "\\ud800\\nfan"}'), fault_in(b'{"fault": null}')] == ["\\ud800 fan", None]
+    assert [deployment_in(body) for body in bodies] == [Deploy(("b", "a")), Deploy(now=True), Deploy()]
+    assert [rollback_in(b'{"to": "1a2b3c4d"}').to, rollback_in(b"{}").to] == ["1a2b3c4d", None]
+    assert [mark_in(b'{"fault": %s}' % text).fault for text in (b'"\\ud800\\nfan"', b"null")] == ["\\ud800 fan", None]
     assert operation_in(b'{"operation": "sleep", "level": 2, "timeout_s": 0.1}') == Operate("sleep", 2, 0.1)
     assert operation_in(b'{"operation": "wake"}') == Operate("wake", 1, 300.0)
 
@@ -238,7 +230,7 @@ async def test_who_has_no_token_is_told_nothing(control: Control) -> None:
         for path in ("services", "services/web", "services/web/logs", "plan", "events", "openapi.json", "nowhere"):
             assert (await error_of(await client.get(f"/api/v1/{path}")))[:2] == (403, "forbidden"), path
         assert (await client.get("/api/v1/services", headers=bearer("secret"))).status == 200
-        for path in OPEN_PATHS:
+        for path in ("/healthz", "/metrics", "/api/v1/targets"):
             assert (await client.get(path)).status == 200, f"Prometheus reads {path}"
 
 

@@ -285,7 +285,7 @@ async def test_another_projects_with_force_and_rows_of_another_build(on_a_file: 
 
 
 async def test_a_body_is_bounded(on_a_file: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(api.BODY_LIMITS, "restore", 100_000)
+    monkeypatch.setitem(api.CALLS, "restore", replace(api.CALLS["restore"], longest_body=100_000))
     async with serving(on_a_file) as client:
         too_large = plain() | {"build": "x" * 100_000}
         assert await error_of(await restored(client, too_large)) == (

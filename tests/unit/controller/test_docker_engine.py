@@ -18,7 +18,7 @@ import pytest
 
 from controller.engines.base import CONNECTED, EngineEvent
 from controller.engines.docker import DockerEngine, is_orphaned
-from controller.engines.docker_events import EventQueue, EventReader
+from controller.engines.docker_events import EventStream
 from controller.engines.docker_machine import DockerMachine
 from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuSources
 from controller.engines.labels import create_body
@@ -490,6 +490,25 @@ async def test_an_event_during_a_read_of_its_container_causes_another_read(daemo
         assert daemon.calls == [LIST, INSPECT]
 
 
+async def test_closing_the_engine_ends_its_streams(daemon: Daemon) -> None:
+    daemon.answers["GET /events"] = Stream()
+    async with engine(daemon) as docker, following(docker) as next_event:
+        waiting = asyncio.ensure_future(next_event())
+        await asyncio.sleep(0)
+        await docker.close()
+        with pytest.raises(EngineUnreachable):
+            await waiting
+
+
+async def test_an_event_may_be_long_and_what_is_none_breaks_the_stream(daemon: Daemon) -> None:
+    long = json.dumps(event("start") | {"more": "x" * 3_000_000}).encode() + b"\n"
+    daemon.answers["GET /events"] = Stream(long, b"[]\n")
+    async with engine(daemon) as docker, following(docker) as next_event:
+        assert (await next_event()).kind == "start"
+        with pytest.raises(EngineUnreachable, match="event stream: AttributeError"):
+            await next_event()
+
+
 @pytest.mark.parametrize("answer", [Stream().end(), (500, {"message": "shutting down"})], ids=["ends", "500"])
 async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, answer: Answer) -> None:
     daemon.answers["GET /events"] = answer
@@ -531,18 +550,17 @@ async def test_a_deleted_socket_file_differs_from_an_engine_that_is_down(mounted
     listen_at(path)  # the next engine's, of the same name
     assert await how_events_end() is EngineSocketGone
     await docker.close()
-    assert [is_orphaned(one) for one in (mounted, path, tmp_path / "none", None)] == [True, False, False, False]
+    assert [is_orphaned(one) for one in (mounted, path, tmp_path / "none")] == [True, False, False]
 
 
 async def first_events(daemon: Daemon, count: int, quiet_s: float) -> list[EngineEvent]:
-    client, events = client_of(daemon.path), EventQueue(asyncio.get_running_loop())
-    reader = EventReader(client, events, lambda _: None, lambda _: None, quiet_s)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return [await events.get() for _ in range(count)]
-    finally:
-        reader.close()
-        client.close()
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        contextlib.aclosing(
+            EventStream(Path(daemon.path), "1.45", lambda _: None, _quiet_s=quiet_s).events()
+        ) as events,
+    ):
+        return [await anext(events) for _ in range(count)]
 
 
 async def test_a_quiet_stream_is_opened_again(daemon: Daemon) -> None:
@@ -552,18 +570,6 @@ async def test_a_quiet_stream_is_opened_again(daemon: Daemon) -> None:
             assert await first_events(daemon, 3, quiet_s) == [CONNECTED] * 3
             return
     pytest.fail("the daemon's answer took longer than 5 s")
-
-
-async def test_of_more_events_than_the_queue_holds_the_newest_are_there() -> None:
-    events = EventQueue(asyncio.get_running_loop(), limit=3)
-    for number in range(100):
-        events.put(EngineEvent("start", str(number), "x"))
-    events.put(EngineUnreachable("gone"))
-    got = []
-    with contextlib.suppress(EngineUnreachable):
-        while True:
-            got.append(await events.get())
-    assert [event.container_id for event in got] == ["98", "99"]
 
 
 # ------------------------------------------------------------------------------------------- what the machine has left

@@ -144,8 +144,8 @@ def test_every_wrong_value_is_named() -> None:
     env = {
         "COMPOSE_PROJECT_NAME": "Pier Head",
         "PIERHEAD_PROJECT_DIR": "relative",
-        "PIERHEAD_API_PORT": "70000",
-        "PIERHEAD_DISCOVERY_PORT": "²",
+        "PIERHEAD_HTTPS_PORT": "70000",
+        "PIERHEAD_IDLE_WEBSOCKET_S": "²",
         "PIERHEAD_GPU_CDI_KIND": "nvidia",
         "PIERHEAD_API_HOSTS": "a.example:8100",
         "PIERHEAD_LOG_LEVEL": "loud",
@@ -160,10 +160,10 @@ def test_every_wrong_value_is_named() -> None:
         "COMPOSE_PROJECT_NAME: expected a Compose project name, found 'Pier Head'",
         "PIERHEAD_PROJECT_DIR: expected the absolute path of the project's directory, found 'relative'",
         "PIERHEAD_GPU_CDI_KIND: expected <vendor>/<class>, found 'nvidia'",
-        "PIERHEAD_API_PORT: expected a port between 1 and 65535, found '70000'",
-        "PIERHEAD_DISCOVERY_PORT: expected a port between 1 and 65535, found '²'",
         "PIERHEAD_API_HOSTS: expected names of hosts without ports, separated by commas, found 'a.example:8100'",
         "PIERHEAD_LOG_LEVEL: expected one of DEBUG, INFO, WARNING, ERROR, found 'LOUD'",
         "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found '0'",
+        "PIERHEAD_IDLE_WEBSOCKET_S: expected an integer between 1 and 86400, found '²'",
         "PIERHEAD_CLIENT_CONNECTIONS: expected an integer between 0 and 100000, found '-1'",
+        "PIERHEAD_HTTPS_PORT: expected a port between 1 and 65535, found '70000'",
     ]
