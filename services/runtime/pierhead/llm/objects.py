@@ -305,215 +305,6 @@ def _plain(value: Any, exclude_none: bool) -> Any:
     return _plain(value.model_dump(), exclude_none) if hasattr(value, "model_dump") else value
 
 
-# ------------------------------------------------------------------------------------------------------------- requests
-
-
-class OpenAIRequest(OpenAIObject):
-    """A request to any path of the API."""
-
-    _path: str = ""
-    _content_type: str = ""
-
-    model: str | None = None
-    request_id: str | None = None
-    user: str | None = None
-
-    @property
-    def path(self) -> str:
-        """The path that the client asked for: "/v1/chat/completions"."""
-        return self._path
-
-    @property
-    def content_type(self) -> str:
-        """Of the body; "" = application/json."""
-        return self._content_type
-
-    @property
-    def has_body(self) -> bool:
-        """Whether it has one: a request without is a GET."""
-        return self._data != b""
-
-    def sent_to(self, path: str, content_type: str = "") -> Self:
-        """This request, with another path than its class's. A body that is not JSON, or that is empty, stays as it is,
-        whatever members take the place of its own."""
-        self._path, self._content_type = path or self._path, content_type
-        if not self._unread or content_type.partition(";")[0].strip() not in ("", "application/json"):
-            self._data = self._unread
-        return self
-
-    def _missing(self, name: str) -> AttributeError:
-        return MissingMember(f"{name}: expected a value, found none", code="missing_required_parameter", param=name)
-
-
-class _Generating(OpenAIRequest):
-    stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    n: int = 1
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    length_penalty: float = 1.0
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    echo: bool = False
-    add_special_tokens: bool = False
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-
-
-class ChatCompletionRequest(_Generating):
-    """/v1/chat/completions"""
-
-    _path = "/v1/chat/completions"
-
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int = 0
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    reasoning_effort: str | None = None
-    include_reasoning: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, str]] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-
-
-class CompletionRequest(_Generating):
-    """/v1/completions"""
-
-    _path = "/v1/completions"
-
-    prompt: str | list[str] | list[int] | list[list[int]]
-    suffix: str | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
-    add_special_tokens: bool = True
-
-
-class EmbeddingRequest(OpenAIRequest):
-    """/v1/embeddings: `input`, or `messages` where the engine embeds conversations."""
-
-    _path = "/v1/embeddings"
-
-    encoding_format: str = "float"
-    dimensions: int | None = None
-    truncate_prompt_tokens: int | None = None
-    priority: int = 0
-
-
-class EmbeddingCompletionRequest(EmbeddingRequest):
-    """With `input`."""
-
-    input: str | list[str] | list[int] | list[list[int]]
-
-
-class EmbeddingChatRequest(EmbeddingRequest):
-    """With `messages`."""
-
-    messages: list[dict[str, Any]]
-
-
-class ScoreRequest(OpenAIRequest):
-    """/v1/score"""
-
-    _path = "/v1/score"
-
-    text_1: str | list[str]
-    text_2: str | list[str]
-    truncate_prompt_tokens: int | None = None
-    priority: int = 0
-
-
-class TokenizeRequest(OpenAIRequest):
-    """/tokenize: `prompt`, or `messages`."""
-
-    _path = "/tokenize"
-
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-
-class TokenizeCompletionRequest(TokenizeRequest):
-    """With `prompt`."""
-
-    prompt: str
-
-
-class TokenizeChatRequest(TokenizeRequest):
-    """With `messages`."""
-
-    messages: list[dict[str, Any]]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-
-
-class DetokenizeRequest(OpenAIRequest):
-    """/detokenize"""
-
-    _path = "/detokenize"
-
-    tokens: list[int]
-
-
-class TranscriptionRequest(OpenAIRequest):
-    """/v1/audio/transcriptions. A form's fields are members; `file` is then bytes."""
-
-    _path = "/v1/audio/transcriptions"
-
-    file: Any
-    language: str | None = None
-    prompt: str = ""
-    response_format: str = "json"
-    temperature: float = 0.0
-    stream: bool = False
-
-    def _parse(self, data: bytes) -> dict[str, Any]:
-        if not self.content_type.startswith("multipart/form-data"):
-            return super()._parse(data)
-        return _form_fields(data, self.content_type)
-
-
-def _form_fields(data: bytes, content_type: str) -> dict[str, Any]:
-    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
-    fields: dict[str, Any] = {}
-    for part in BytesParser(policy=HTTP).parsebytes(head + data).iter_parts():
-        value = part.get_payload(decode=True)
-        name = part.get_param("name", header="content-disposition")
-        if isinstance(name, str) and isinstance(value, bytes):
-            fields[name] = value if part.get_filename() else value.decode(errors="replace")
-    return fields
-
-
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
@@ -719,3 +510,221 @@ class ErrorResponse(OpenAIAnswer):
         if isinstance(code, int) and 400 <= code < 600:
             return code
         return 400 if info.get("type") == "invalid_request_error" else 500
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+
+
+class OpenAIRequest(OpenAIObject):
+    """A request to any path of the API."""
+
+    _path: str = ""
+    _content_type: str = ""
+    _answer: ClassVar[type[OpenAIAnswer]] = OpenAIAnswer
+    """The class of a whole answer to it."""
+
+    model: str | None = None
+    request_id: str | None = None
+    user: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The path that the client asked for: "/v1/chat/completions"."""
+        return self._path
+
+    @property
+    def content_type(self) -> str:
+        """Of the body; "" = application/json."""
+        return self._content_type
+
+    @property
+    def has_body(self) -> bool:
+        """Whether it has one: a request without is a GET."""
+        return self._data != b""
+
+    def sent_to(self, path: str, content_type: str = "") -> Self:
+        """This request, with another path than its class's. A body that is not JSON, or that is empty, stays as it is,
+        whatever members take the place of its own."""
+        self._path, self._content_type = path or self._path, content_type
+        if not self._unread or content_type.partition(";")[0].strip() not in ("", "application/json"):
+            self._data = self._unread
+        return self
+
+    def _missing(self, name: str) -> AttributeError:
+        return MissingMember(f"{name}: expected a value, found none", code="missing_required_parameter", param=name)
+
+
+class _Generating(OpenAIRequest):
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float = 1.0
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    echo: bool = False
+    add_special_tokens: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+
+
+class ChatCompletionRequest(_Generating):
+    """/v1/chat/completions"""
+
+    _path = "/v1/chat/completions"
+    _answer = ChatCompletionResponse
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(_Generating):
+    """/v1/completions"""
+
+    _path = "/v1/completions"
+    _answer = CompletionResponse
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    suffix: str | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+
+class EmbeddingRequest(OpenAIRequest):
+    """/v1/embeddings: `input`, or `messages` where the engine embeds conversations."""
+
+    _path = "/v1/embeddings"
+    _answer = EmbeddingResponse
+
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+
+
+class EmbeddingCompletionRequest(EmbeddingRequest):
+    """With `input`."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+
+
+class EmbeddingChatRequest(EmbeddingRequest):
+    """With `messages`."""
+
+    messages: list[dict[str, Any]]
+
+
+class ScoreRequest(OpenAIRequest):
+    """/v1/score"""
+
+    _path = "/v1/score"
+    _answer = ScoreResponse
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+
+
+class TokenizeRequest(OpenAIRequest):
+    """/tokenize: `prompt`, or `messages`."""
+
+    _path = "/tokenize"
+    _answer = TokenizeResponse
+
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeCompletionRequest(TokenizeRequest):
+    """With `prompt`."""
+
+    prompt: str
+
+
+class TokenizeChatRequest(TokenizeRequest):
+    """With `messages`."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(OpenAIRequest):
+    """/detokenize"""
+
+    _path = "/detokenize"
+    _answer = DetokenizeResponse
+
+    tokens: list[int]
+
+
+class TranscriptionRequest(OpenAIRequest):
+    """/v1/audio/transcriptions. A form's fields are members; `file` is then bytes."""
+
+    _path = "/v1/audio/transcriptions"
+    _answer = TranscriptionResponse
+
+    file: Any
+    language: str | None = None
+    prompt: str = ""
+    response_format: str = "json"
+    temperature: float = 0.0
+    stream: bool = False
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        if not self.content_type.startswith("multipart/form-data"):
+            return super()._parse(data)
+        return _form_fields(data, self.content_type)
+
+
+def _form_fields(data: bytes, content_type: str) -> dict[str, Any]:
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    fields: dict[str, Any] = {}
+    for part in BytesParser(policy=HTTP).parsebytes(head + data).iter_parts():
+        value = part.get_payload(decode=True)
+        name = part.get_param("name", header="content-disposition")
+        if isinstance(name, str) and isinstance(value, bytes):
+            fields[name] = value if part.get_filename() else value.decode(errors="replace")
+    return fields

@@ -28,20 +28,12 @@ from pierhead.llm.mock.arguments import read_arguments
 from pierhead.llm.mock.cache import BlockCache, chain_of
 from pierhead.llm.objects import (
     ChatCompletionRequest,
-    ChatCompletionResponse,
-    CompletionRequest,
-    CompletionResponse,
     DetokenizeRequest,
-    DetokenizeResponse,
     EmbeddingRequest,
-    EmbeddingResponse,
-    OpenAIAnswer,
     OpenAIRequest,
     ScoreRequest,
-    ScoreResponse,
     StreamEvents,
     TokenizeRequest,
-    TokenizeResponse,
     Usage,
 )
 from pierhead.llm.server import bodies
@@ -148,33 +140,10 @@ class MockEngine(LLMEngine):
 
     # ---- requests
 
-    def chat(self, request: ChatCompletionRequest) -> Answers:
-        """/v1/chat/completions"""
-        return self._generate(request, ChatCompletionResponse)
-
-    def completions(self, request: CompletionRequest) -> Answers:
-        """/v1/completions"""
-        return self._generate(request, CompletionResponse)
-
-    def embeddings(self, request: EmbeddingRequest) -> Answers:
-        """/v1/embeddings"""
-        return self._answer(request, EmbeddingResponse, self._embed)
-
-    def score(self, request: ScoreRequest) -> Answers:
-        """/v1/score"""
-        return self._answer(request, ScoreResponse, self._score)
-
-    def tokenize(self, request: TokenizeRequest) -> Answers:
-        """/tokenize"""
-        return self._answer(request, TokenizeResponse, self._tokenize)
-
-    def detokenize(self, request: DetokenizeRequest) -> Answers:
-        """/detokenize"""
-        return self._answer(request, DetokenizeResponse, self._detokenize)
-
-    async def _generate(self, request: OpenAIRequest, kind: type[OpenAIAnswer]) -> Answers:
+    async def chat(self, request: OpenAIRequest) -> Answers:
+        """/v1/chat/completions, /v1/completions"""
         body = self._read(request)
-        answer = MockAnswer(body, self._arguments, chat=kind is ChatCompletionResponse)
+        answer = MockAnswer(body, self._arguments, chat=isinstance(request, ChatCompletionRequest))
         job = _Job(whole=not answer.stream)
         sequences = [self._sequence(job, each.prompt, each.tokens, body["model"]) for each in answer.choices]
         with self._running(job, sequences):
@@ -186,7 +155,7 @@ class MockEngine(LLMEngine):
                     raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: it fails as engine_kwargs say")
                 if not answer.stream:
                     usage = _usage(answer, sequences)
-                    yield kind.from_bytes(json.dumps(answer.whole(usage)).encode()).counted(usage)
+                    yield request._answer.from_bytes(json.dumps(answer.whole(usage)).encode()).counted(usage)
                     return
                 events, tokens = answer.events(given)
                 left -= tokens
@@ -195,6 +164,24 @@ class MockEngine(LLMEngine):
                 else:
                     usage = _usage(answer, sequences)
                     yield StreamEvents(events + answer.end(usage), tokens, usage)
+
+    completions = chat
+
+    def embeddings(self, request: EmbeddingRequest) -> Answers:
+        """/v1/embeddings"""
+        return self._answer(request, self._embed)
+
+    def score(self, request: ScoreRequest) -> Answers:
+        """/v1/score"""
+        return self._answer(request, self._score)
+
+    def tokenize(self, request: TokenizeRequest) -> Answers:
+        """/tokenize"""
+        return self._answer(request, self._tokenize)
+
+    def detokenize(self, request: DetokenizeRequest) -> Answers:
+        """/detokenize"""
+        return self._answer(request, self._detokenize)
 
     def _sequence(self, job: _Job, prompt: list[str], tokens: list[str], salt: object) -> schedule.Sequence:
         size = self._arguments.block_size
@@ -216,15 +203,12 @@ class MockEngine(LLMEngine):
         return body
 
     async def _answer(
-        self,
-        request: OpenAIRequest,
-        kind: type[OpenAIAnswer],
-        make: Callable[[bodies.Body], Awaitable[dict[str, Any]]],
+        self, request: OpenAIRequest, make: Callable[[bodies.Body], Awaitable[dict[str, Any]]]
     ) -> Answers:
         """One answer, of what `make` makes of the body."""
         answer = await make(self._read(request))
         usage = Usage(prompt_tokens=answer.get("usage", {}).get("prompt_tokens", 0))
-        yield kind.from_bytes(json.dumps(answer).encode()).counted(usage)
+        yield request._answer.from_bytes(json.dumps(answer).encode()).counted(usage)
 
     async def _embed(self, body: bodies.Body) -> dict[str, Any]:
         inputs = text.prompts(body, "input")

@@ -20,25 +20,7 @@ from typing import Any
 
 import aiohttp
 from pierhead import Unavailable
-from pierhead.llm.objects import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    CompletionRequest,
-    CompletionResponse,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    ErrorResponse,
-    OpenAIAnswer,
-    OpenAIRequest,
-    ScoreRequest,
-    ScoreResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-    TranscriptionRequest,
-    TranscriptionResponse,
-)
+from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription, checked_kwargs
 from pierhead.llm.server.engines.openai.answers import answers_of, cards_of, message_of, read_body, short, without_ours
@@ -194,61 +176,36 @@ class OpenAIEngine(LLMEngine):
 
     # ---- requests
 
-    def chat(self, request: ChatCompletionRequest) -> Answers:
-        """See LLMEngine.chat."""
-        return self._generate(request, "/v1/chat/completions", ChatCompletionResponse)
+    def chat(self, request: OpenAIRequest) -> Answers:
+        """See LLMEngine.chat and LLMEngine.completions."""
 
-    def completions(self, request: CompletionRequest) -> Answers:
-        """See LLMEngine.completions."""
-        return self._generate(request, "/v1/completions", CompletionResponse)
-
-    def embeddings(self, request: EmbeddingRequest) -> Answers:
-        """See LLMEngine.embeddings."""
-        return self._pass(request, EmbeddingResponse)
-
-    def score(self, request: ScoreRequest) -> Answers:
-        """See LLMEngine.score."""
-        return self._pass(request, ScoreResponse)
-
-    def tokenize(self, request: TokenizeRequest) -> Answers:
-        """See LLMEngine.tokenize."""
-        return self._pass(request, TokenizeResponse)
-
-    def detokenize(self, request: DetokenizeRequest) -> Answers:
-        """See LLMEngine.detokenize."""
-        return self._pass(request, DetokenizeResponse)
-
-    def transcriptions(self, request: TranscriptionRequest) -> Answers:
-        """See LLMEngine.transcriptions."""
-        return self._pass(request, TranscriptionResponse)
-
-    def pass_through(self, request: OpenAIRequest) -> Answers:
-        """The paths of `PATHS` and engine_kwargs.more_paths."""
-        return self._pass(request, OpenAIAnswer)
-
-    def _generate(self, request: OpenAIRequest, path: str, kind: type[OpenAIAnswer]) -> Answers:
         def ask(asked: OpenAIRequest) -> Answers:
             hide = asked.stream is True and _ask_for_usage(asked)
             account, model = Account(hide_usage=hide), str(request.model)
-            return self._ask(path, asked.to_bytes(), _JSON, account, kind, ends=True, model=model)
+            return self._ask(path, asked.to_bytes(), _JSON, account, asked._answer, ends=True, model=model)
 
+        path = type(request)._path  # whatever path it was sent to
         return self._with_adapter(request, ask)
 
-    async def _pass(self, request: OpenAIRequest, kind: type[OpenAIAnswer]) -> Answers:
-        """The server's answer to the request, unchanged."""
+    completions = chat
+
+    async def pass_through(self, request: OpenAIRequest) -> Answers:
+        """The server's answer to a request of `PATHS` and engine_kwargs.more_paths, unchanged."""
         path, content_type = request.path, request.content_type or _JSON
         if path not in PATHS.union(self._arguments.more_paths) or not request.has_body:
             raise unknown_path(path)
 
         def ask(asked: OpenAIRequest) -> Answers:
-            model = str(request.model) if is_json else ""
-            return self._ask(path, asked.to_bytes(), content_type, Account(hide_usage=False), kind, model=model)
+            account, model = Account(hide_usage=False), str(request.model) if is_json else ""
+            return self._ask(path, asked.to_bytes(), content_type, account, asked._answer, model=model)
 
         is_json = content_type.partition(";")[0].strip() == _JSON
         answers = self._with_adapter(request, ask) if is_json else ask(request)
         async with contextlib.aclosing(answers):
             async for answer in answers:
                 yield answer
+
+    embeddings = pass_through
 
     async def _with_adapter(self, request: OpenAIRequest, ask: Callable[[OpenAIRequest], Answers]) -> Answers:
         """The answer of `ask` to the request by the server's name of the model; if the server lacks that, and it is a

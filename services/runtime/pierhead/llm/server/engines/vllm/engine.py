@@ -31,7 +31,7 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # before vLLM: g
 os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
 from pierhead.llm import objects
-from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest
+from pierhead.llm.objects import ErrorResponse, OpenAIRequest
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.background import in_background
 from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription
@@ -111,25 +111,19 @@ class VLLMEngine(LLMEngine):
     def chat(self, request: objects.ChatCompletionRequest) -> Answers:
         """See LLMEngine.chat."""
         serving = getattr(self._running.app.state, "openai_serving_chat", None)
-        kind = objects.ChatCompletionResponse
         if serving is None:
-            return self._web(request, kind)
-        return self._generate(request, ChatCompletionRequest, serving.create_chat_completion, kind)
+            return self.pass_through(request)
+        return self._generate(request, ChatCompletionRequest, serving.create_chat_completion)
 
     def completions(self, request: objects.CompletionRequest) -> Answers:
         """See LLMEngine.completions."""
         serving = getattr(self._running.app.state, "openai_serving_completion", None)
-        kind = objects.CompletionResponse
         if serving is None:
-            return self._web(request, kind)
-        return self._generate(request, CompletionRequest, serving.create_completion, kind)
+            return self.pass_through(request)
+        return self._generate(request, CompletionRequest, serving.create_completion)
 
     async def _generate(
-        self,
-        request: OpenAIRequest,
-        parsed_as: type[BaseModel],
-        create: Callable[[Any], Awaitable[Any]],
-        kind: type[OpenAIAnswer],
+        self, request: OpenAIRequest, parsed_as: type[BaseModel], create: Callable[[Any], Awaitable[Any]]
     ) -> Answers:
         """One request, from its body to its last answer."""
         tally = TokenTally()
@@ -143,7 +137,7 @@ class VLLMEngine(LLMEngine):
                 async for events in streamed(answer, tally):
                     yield events
             else:
-                yield whole(answer, tally, kind)
+                yield whole(answer, tally, request._answer)
         finally:
             await tally.close()
 
@@ -162,32 +156,9 @@ class VLLMEngine(LLMEngine):
     def _web_request(self) -> SimpleNamespace:
         return SimpleNamespace(app=self._running.app, state=SimpleNamespace())
 
-    def embeddings(self, request: objects.EmbeddingRequest) -> Answers:
-        """See LLMEngine.embeddings."""
-        return self._web(request, objects.EmbeddingResponse)
-
-    def score(self, request: objects.ScoreRequest) -> Answers:
-        """See LLMEngine.score."""
-        return self._web(request, objects.ScoreResponse)
-
-    def tokenize(self, request: objects.TokenizeRequest) -> Answers:
-        """See LLMEngine.tokenize."""
-        return self._web(request, objects.TokenizeResponse)
-
-    def detokenize(self, request: objects.DetokenizeRequest) -> Answers:
-        """See LLMEngine.detokenize."""
-        return self._web(request, objects.DetokenizeResponse)
-
-    def transcriptions(self, request: objects.TranscriptionRequest) -> Answers:
-        """See LLMEngine.transcriptions."""
-        return self._web(request, objects.TranscriptionResponse)
-
-    def pass_through(self, request: OpenAIRequest) -> Answers:
-        """Any other path of `vllm serve`: responses, rerank, ... A request without a body is a GET."""
-        return self._web(request, OpenAIAnswer)
-
-    async def _web(self, request: OpenAIRequest, kind: type[OpenAIAnswer]) -> Answers:
-        """What vLLM's web application answers. Raises LLMRequestError."""
+    async def pass_through(self, request: OpenAIRequest) -> Answers:
+        """What vLLM's web application answers: any path of `vllm serve`. A request without a body is a GET. Raises
+        LLMRequestError."""
         tally = TokenTally()
         asked = WebRequest(self._running.app, request, tally)
         try:
@@ -202,12 +173,14 @@ class VLLMEngine(LLMEngine):
                 elif part.status >= 400:
                     yield as_openai(part.status, part.data)
                 elif part.usage is not None and part.content_type.startswith("application/json"):  # it is all of it
-                    yield kind.from_bytes(part.data).counted(part.usage)
+                    yield request._answer.from_bytes(part.data).counted(part.usage)
                 else:
                     yield part
         finally:
             await asked.close()
             await tally.close()
+
+    embeddings = pass_through
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
