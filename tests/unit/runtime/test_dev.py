@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from pierhead.runner import processes
-from pierhead.runner.processes import ProcessService, ServiceFacts, ports_of
+from pierhead.runner.processes import ProcessService, ServiceFacts, draw_ports
 
 from tests.harness.waiting import PATIENCE_S, until
 
@@ -361,6 +361,8 @@ def test_no_two_processes_get_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draw gives the same ports, as any draw may once the former ones were given back."""
     monkeypatch.setattr(processes, "free_ports", lambda count: range(9001, 9001 + count))
     facts = ServiceFacts({}, {}, has_http=True, grpc_service="")
-    drawn = ports_of(ProcessService(name, facts, {}, "shop:shop") for name in ("shop", "scorer", "ranker"))
-    ports = [port for replicas in drawn.values() for replica in replicas for port in replica]
+    names = ("shop", "scorer", "ranker")
+    services = [ProcessService(name, facts, {}, "shop:shop", lambda _: None) for name in names]
+    draw_ports(services)
+    ports = [port for service in services for replica in service.ports for port in replica]
     assert sorted(ports) == list(range(9001, 9010))

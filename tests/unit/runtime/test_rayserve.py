@@ -335,7 +335,7 @@ class Frail:
 
 @pytest.fixture
 def frail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("pierhead.runner.in_loop.PAUSE_S", 0.01)
+    monkeypatch.setattr("pierhead.runner.keeper.PAUSE_S", 0.01)
     _MAY_END.clear()
     _ENDED.clear()
     yield

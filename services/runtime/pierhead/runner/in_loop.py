@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import grpc
@@ -29,19 +26,17 @@ from pierhead.replica.reflection import JoinedPools
 from pierhead.replica.server import LAST_STATUS_S, ReplicaServer
 from pierhead.routing_stats import Published, Stats
 from pierhead.runner.graph import check_routes, graph_of
+from pierhead.runner.keeper import ReplicaKeeper, all_of
 from pierhead.runner.options import Options, listing_of, options_of, replicas_of, route_of, settings_of
-from pierhead.runner.runner import PAUSE_S, Changed, FrontRoute, Offer
+from pierhead.runner.runner import Changed, FrontRoute, Offer
 from pierhead.settings import Settings
-from pierhead.tasks import end_tasks
-
-logger = logging.getLogger("pierhead")
 
 Adapt = Callable[[str, Settings], Settings]
 """A service's name and the settings of its words -> the settings of its replicas."""
 
 
 class LoopReplica:
-    """One replica. Its constructor starts it."""
+    """A KeptReplica."""
 
     def __init__(self, bound: Bound, settings: Settings, told: Callable[[], object]) -> None:
         """`told`: called whenever it publishes other numbers."""
@@ -60,12 +55,8 @@ class LoopReplica:
         self.life = asyncio.create_task(self.server.run(), name=f"replica {self.name}")
 
     async def ready(self) -> None:
-        """Return once it serves. Raises what keeps it from it."""
-        ready = asyncio.create_task(self.server.ready.wait())
-        try:
-            await asyncio.wait([ready, self.life], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ready.cancel()
+        """See KeptReplica."""
+        await self._until(self.server.ready)
         if self.life.done():
             await self.life
         self.local.methods = self.server.methods
@@ -76,49 +67,42 @@ class LoopReplica:
         return Endpoint(self.name, address, max_ongoing_requests=self.limit, stats=stats)
 
     async def ill(self) -> None:
-        """Return once it is unhealthy, or has ended by itself."""
-        ill = asyncio.create_task(self.server.ill.wait())
-        try:
-            await asyncio.wait([ill, self.life], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ill.cancel()
+        """See KeptReplica."""
+        await self._until(self.server.ill)
 
     async def stop(self, *, at_once: bool) -> None:
-        """Drain, or end at once; returns when it has ended."""
+        """See KeptReplica."""
         for _ in range(1 + at_once):
             self.server.stop()
         await asyncio.wait([self.life])
         if not self.life.cancelled():
             self.life.exception()  # told already, by `ready` or by the replica's log
 
+    async def _until(self, event: asyncio.Event) -> None:
+        """Return once it is set, or the replica has ended."""
+        waiting = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait([waiting, self.life], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
 
-class LoopService:
-    """The replicas of one service, each replaced by another one when it is ill. An InProcess, for handles."""
 
-    def __init__(self, bound: Bound, words: Options, adapt: Adapt, tries: int, changed: Callable[[], object]) -> None:
-        self.name = bound.name
-        self.words = words
+class LoopService(ReplicaKeeper[LoopReplica]):
+    """The replicas of one service. An InProcess, for handles."""
+
+    def __init__(
+        self, bound: Bound, words: Options, adapt: Adapt, tries: int, changed: Callable[[LoopService], object]
+    ) -> None:
+        super().__init__(bound.name, words, changed, tries)
         self.settings = adapt(self.name, settings_of(self.name, words))
-        self.tries = tries
-        self.replicas: dict[str, LoopReplica] = {}
-        """Those that are ready, by name."""
         self._bound = bound
         self._adapt = adapt
-        self._changed = changed
-        self._starting: set[LoopReplica] = set()
-        self._ending: set[asyncio.Task[None]] = set()
-        self._keeping: list[asyncio.Task[None]] = []
-        self._numbers = itertools.count(1)
         self._has_stopped = False
 
-    async def start(self) -> None:
-        """Return once all are ready. Raises what keeps one from it."""
-        starts = [asyncio.create_task(self._start_within(self.tries, 0)) for _ in range(replicas_of(self.words))]
-        try:
-            started = await asyncio.gather(*starts)
-        finally:
-            await end_tasks(*starts)
-        self._keeping = [asyncio.create_task(self._keep(each), name=f"keeps {each.name}") for each in started]
+    def make(self, name: str) -> LoopReplica:
+        """See ReplicaKeeper."""
+        settings = self._adapt(self.name, settings_of(self.name, self.words, name))
+        return LoopReplica(self._bound, settings, self.place)
 
     def connect(self, address: str, changed: Callable[[], None]) -> Connection:
         """See InProcess."""
@@ -131,72 +115,21 @@ class LoopService:
         return route_of(self.name, self.words, self.settings, ends)
 
     def place(self) -> None:
-        """Send this loop's calls to its replicas; where there is none yet, they wait."""
-        Clients.current().place(self.name, self._placed())
+        """Send this loop's calls to its replicas, with what Discovery would report of them; where there is none yet,
+        they wait.
+        """
+        ends = [each.endpoint(each.name) for each in self.replicas.values()]
+        listing = ReplicaListing(absence=stopped) if self._has_stopped else listing_of(self.words, ends)
+        Clients.current().place(self.name, Placed(self, listing))
 
     async def stop(self, *, at_once: bool) -> None:
-        """End all of them; returns when they have ended. Calls that wait fail, and so do later ones."""
-        await end_tasks(*self._keeping)
+        """See ReplicaKeeper. Calls that wait fail, and so do later ones."""
         self._has_stopped = True
         self.place()
-        alive = [*self.replicas.values(), *self._starting]
-        await asyncio.gather(*(each.stop(at_once=at_once) for each in alive), *self._ending)
+        await super().stop(at_once=at_once)
         with suppress(TimeoutError):  # their calls have ended by now; callers are to know it
             async with asyncio.timeout(LAST_STATUS_S):
                 await Clients.current().drained(self.name)
-        self.replicas.clear()  # their objects are freed now: nothing else refers to them
-        self._keeping.clear()
-        self._starting.clear()
-
-    async def _start_within(self, tries: float, pause_s: float) -> LoopReplica:
-        """A replica that is ready. Raises what keeps the last try from it."""
-        while True:
-            tries -= 1
-            try:
-                return await self._start()
-            except BaseException as error:
-                if not tries or not is_answerable(error):
-                    raise
-                logger.exception("%s: a replica did not start; another one is tried in %g s", self.name, pause_s)
-            await asyncio.sleep(pause_s)
-
-    async def _start(self) -> LoopReplica:
-        name = f"{self.name}-{next(self._numbers)}"
-        settings = self._adapt(self.name, settings_of(self.name, self.words, name))
-        replica = LoopReplica(self._bound, settings, self.place)
-        self._starting.add(replica)
-        try:
-            await replica.ready()
-        finally:
-            if replica.life.done() or replica.server.ready.is_set():
-                self._starting.discard(replica)
-        self.replicas[replica.name] = replica
-        self.place()
-        return replica
-
-    async def _keep(self, replica: LoopReplica) -> None:
-        """Replace it by another replica whenever it is unhealthy."""
-        while True:
-            await replica.ill()
-            logger.error("%s is replaced: it is unhealthy, or has ended by itself", replica.name)
-            del self.replicas[replica.name]
-            self._show()
-            ending = asyncio.create_task(replica.stop(at_once=False), name=f"ends {replica.name}")
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-            replica = await self._start_within(inf, PAUSE_S)
-            self._show()
-
-    def _show(self) -> None:
-        self.place()
-        self._changed()
-
-    def _placed(self) -> Placed:
-        """Itself for handles, with what Discovery would report of it."""
-        if self._has_stopped:
-            return Placed(self, ReplicaListing(absence=stopped))
-        ends = [each.endpoint(each.name) for each in self.replicas.values()]
-        return Placed(self, listing_of(self.words, ends))
 
 
 class LoopRunner:
@@ -235,12 +168,8 @@ class LoopRunner:
     async def start(self) -> Offer:
         """See Runner."""
         self.place()
-        starts = [asyncio.create_task(each.start()) for each in reversed(self.services.values())]
         try:
-            try:
-                await asyncio.gather(*starts)
-            finally:
-                await end_tasks(*starts)
+            await all_of(each.start() for each in reversed(self.services.values()))
             await self._grpc.start(list(self.services.values()))
         except BaseException:
             await self.stop(at_once=True)
@@ -276,7 +205,8 @@ class LoopRunner:
         routes = [each.route() for each in self.services.values() if "route" in each.words]
         return Offer(routes, self._grpc.port, dict.fromkeys(self._grpc.services, ""))
 
-    def _show(self) -> None:
+    def _show(self, service: LoopService) -> None:
+        service.place()
         if self._has_started:
             self._changed(self._offer())
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,12 +16,10 @@ from pierhead.calls.replica import Endpoint
 from pierhead.classes.service import Bound, serves_http
 from pierhead.runner.discovery import LocalDiscovery
 from pierhead.runner.graph import check_routes
+from pierhead.runner.keeper import ReplicaKeeper, all_of
 from pierhead.runner.options import Options, listing_of, replicas_of, route_of, settings_of, variables_of
 from pierhead.runner.ports import free_ports
-from pierhead.runner.runner import PAUSE_S, Changed, FrontRoute, Offer, ProcessFailed
-from pierhead.tasks import end_tasks
-
-logger = logging.getLogger("pierhead")
+from pierhead.runner.runner import Changed, FrontRoute, Offer, ProcessFailed
 
 POLL_S = 0.05
 PROBE_S = 2.0
@@ -54,25 +49,26 @@ def facts_of(bound: Bound) -> ServiceFacts:
 
 
 class ServiceProcess:
-    """The process of one replica."""
+    """A KeptReplica: the process of one replica."""
 
-    def __init__(self, name: str, replica: str, facts: ServiceFacts, words: Options, ports: Sequence[int]) -> None:
-        self.name = replica
-        self.facts = facts
-        self.settings = settings_of(name, words, replica)
+    def __init__(self, name: str, service: ProcessService, ports: Sequence[int]) -> None:
+        self.name = name
+        self.settings = settings_of(service.name, service.words, name)
         self.http_port, self.grpc_port, self.admin_port = ports
-        self._words = words
-        self._service = name
+        self._service = service
         self._process: asyncio.subprocess.Process | None = None
 
     def environment(self) -> dict[str, str]:
-        """The variables of its process, but for those that all processes of the application have."""
+        """The variables of its process."""
+        service = self._service
         return {
-            **variables_of(self._words),
-            "PIERHEAD_SERVICE": self._service,
+            **os.environ,
+            **service.environment,
+            **variables_of(service.words),
+            "PIERHEAD_SERVICE": service.name,
             "PIERHEAD_REPLICA": self.name,
             "PIERHEAD_HOST": "127.0.0.1",
-            "PIERHEAD_PORT": str(self.http_port if self.facts.has_http else self.grpc_port),
+            "PIERHEAD_PORT": str(self.http_port if service.facts.has_http else self.grpc_port),
             "PIERHEAD_GRPC_PORT": str(self.grpc_port),
             "PIERHEAD_ADMIN_PORT": str(self.admin_port),
             "PIERHEAD_SOCKET": "",  # those of a replica that this may run in are not its own
@@ -85,21 +81,21 @@ class ServiceProcess:
         """Where it is, by one of its ports."""
         return Endpoint(self.name, f"127.0.0.1:{port}", max_ongoing_requests=self.settings.max_ongoing_requests)
 
-    async def start(self, target: str, more: Mapping[str, str]) -> None:
+    async def ready(self) -> None:
         """Return once its /readyz answers 200. Raises ProcessFailed when it has ended."""
         self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pierhead", "serve", target,
-            env={**os.environ, **more, **self.environment()},
+            sys.executable, "-m", "pierhead", "serve", self._service.target,
+            env=self.environment(),
             # Ctrl-C is for the runner, which ends its processes itself.
             start_new_session=True,
         )  # fmt: skip
         while not await _is_ready(self.admin_port):
             if process.returncode is not None:
-                raise ProcessFailed(f"the process of {self._service} ended with {process.returncode}; see above")
+                raise ProcessFailed(f"the process of {self._service.name} ended with {process.returncode}; see above")
             await asyncio.sleep(POLL_S)
 
     async def ill(self) -> None:
-        """Return once it has ended, or is not ready any more."""
+        """See KeptReplica."""
         assert self._process is not None  # noqa: S101 - it was started
         while self._process.returncode is None:
             with suppress(TimeoutError):
@@ -109,7 +105,7 @@ class ServiceProcess:
                 return
 
     async def stop(self, *, at_once: bool) -> None:
-        """Drain, or end at once; returns when it has ended."""
+        """See KeptReplica."""
         if self._process is None or self._process.returncode is not None:
             return
         _signal(self._process, again=at_once)
@@ -120,102 +116,41 @@ class ServiceProcess:
             self._process.kill()
             await self._process.wait()
 
-    def hurry(self) -> None:
-        """End at once, where it drains already."""
-        if self._process is not None and self._process.returncode is None:
-            _signal(self._process, again=True)
 
+class ProcessService(ReplicaKeeper[ServiceProcess]):
+    """The replicas of one service."""
 
-class ProcessService:
-    """The replicas of one service, each replaced by another one when it is ill."""
-
-    def __init__(self, name: str, facts: ServiceFacts, words: Options, target: str) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, facts: ServiceFacts, words: Options, target: str, changed: Callable[[ProcessService], object]
+    ) -> None:
+        super().__init__(name, words, changed)
         self.facts = facts
-        self.words = words
-        self.ready: dict[str, ServiceProcess] = {}
-        """By name."""
-        self._target = target
-        self._alive: list[ServiceProcess] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._numbers = itertools.count(1)
-        self._more: Mapping[str, str] = {}
+        self.target = target
+        self.environment: Mapping[str, str] = {}
+        """What its processes have in addition to this one's variables."""
+        self.ports: Iterator[Sequence[int]] = iter(())
+        """Three for each of its first replicas."""
+
+    def make(self, name: str) -> ServiceProcess:
+        """See ReplicaKeeper."""
+        return ServiceProcess(name, self, next(self.ports, None) or free_ports(3))
 
     def route(self) -> FrontRoute:
         """Its route. Only for a service that has one."""
-        ends = [each.endpoint(each.http_port) for each in self.ready.values()]
+        ends = [each.endpoint(each.http_port) for each in self.replicas.values()]
         return route_of(self.name, self.words, settings_of(self.name, self.words), ends)
 
     def grpc(self) -> Sequence[Endpoint]:
         """Where its methods are."""
-        return [each.endpoint(each.grpc_port) for each in self.ready.values()]
-
-    async def start(
-        self, ports: Sequence[Sequence[int]], more: Mapping[str, str], changed: Callable[[], object]
-    ) -> None:
-        """Start a replica on each of `ports`; return once all are ready. Raises ProcessFailed."""
-        self._more = more
-        starts = [asyncio.create_task(self._start(each)) for each in ports]
-        try:
-            started = await asyncio.gather(*starts)
-        finally:
-            await end_tasks(*starts)
-        changed()
-        for each in started:
-            self._own(self._keep(each, changed))
-
-    async def stop(self, *, at_once: bool) -> None:
-        """End all of them; returns when they have ended."""
-        await end_tasks(*self._tasks)
-        self.ready.clear()
-        await asyncio.gather(*(each.stop(at_once=at_once) for each in self._alive))
-
-    def hurry(self) -> None:
-        """End at once what drains."""
-        for each in self._alive:
-            each.hurry()
-
-    def _own(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _start(self, ports: Sequence[int]) -> ServiceProcess:
-        process = ServiceProcess(self.name, f"{self.name}-{next(self._numbers)}", self.facts, self.words, ports)
-        self._alive.append(process)
-        await process.start(self._target, self._more)
-        self.ready[process.name] = process
-        return process
-
-    async def _keep(self, process: ServiceProcess, changed: Callable[[], object]) -> None:
-        """Replace it by another replica whenever it is unhealthy."""
-        while True:
-            await process.ill()
-            logger.error("%s is replaced: it is unhealthy, or has ended by itself", process.name)
-            del self.ready[process.name]
-            changed()
-            self._own(self._end(process))
-            process = await self._start_again()
-            changed()
-
-    async def _start_again(self) -> ServiceProcess:
-        while True:
-            try:
-                return await self._start(free_ports(3))
-            except ProcessFailed as error:
-                logger.error("%s; another one is tried in %g s", error, PAUSE_S)  # noqa: TRY400 - it has said why
-            await asyncio.sleep(PAUSE_S)
-
-    async def _end(self, process: ServiceProcess) -> None:
-        await process.stop(at_once=False)
-        self._alive.remove(process)
+        return [each.endpoint(each.grpc_port) for each in self.replicas.values()]
 
 
-def ports_of(services: Iterable[ProcessService]) -> dict[str, list[Sequence[int]]]:
-    """By service, three ports for each of its first replicas."""
-    counts = {each.name: replicas_of(each.words) for each in services}
-    ports = iter(free_ports(3 * sum(counts.values())))  # all at once: one that was given back may be drawn again
-    return {name: [tuple(islice(ports, 3)) for _ in range(count)] for name, count in counts.items()}
+def draw_ports(services: Iterable[ProcessService]) -> None:
+    """Give services the ports of their first replicas: all at once, as one that was given back may be drawn again."""
+    counts = [(each, replicas_of(each.words)) for each in services]
+    ports = iter(free_ports(3 * sum(count for _, count in counts)))
+    for service, count in counts:
+        service.ports = iter([tuple(islice(ports, 3)) for _ in range(count)])
 
 
 class ProcessRunner:
@@ -235,7 +170,9 @@ class ProcessRunner:
         """
         words = {name: {**facts.words, **(written or {}).get(name, {})} for name, facts in services.items()}
         check_routes(words, {name: facts.has_http for name, facts in services.items()})
-        self.services = {name: ProcessService(name, facts, words[name], target) for name, facts in services.items()}
+        self.services = {
+            name: ProcessService(name, facts, words[name], target, self._show) for name, facts in services.items()
+        }
         self._changed = changed
         self._discovery = LocalDiscovery(list(services))
         self._has_started = False
@@ -244,17 +181,14 @@ class ProcessRunner:
         """See Runner."""
         await self._discovery.start()
         secret = secrets.token_hex(16)
-        where = {"PIERHEAD_DISCOVERY": self.discovery}
-        ports, starts = ports_of(self.services.values()), []
-        for name, service in self.services.items():
+        for service in self.services.values():
             given = service.facts.environment.items()
             own = {key: os.environ.get(key, secret) if "${" in value else value for key, value in given}
-            start = service.start(ports[name], {**own, **where}, partial(self._show, service))
-            starts.append(asyncio.create_task(start))
+            service.environment = {**own, "PIERHEAD_DISCOVERY": self.discovery}
+        draw_ports(self.services.values())
         try:
-            await asyncio.gather(*starts)
+            await all_of(each.start() for each in self.services.values())
         except BaseException:
-            await end_tasks(*starts)
             await self.stop(at_once=True)
             raise
         self._has_started = True
@@ -267,17 +201,15 @@ class ProcessRunner:
 
     async def stop(self, *, at_once: bool = False) -> None:
         """See Runner."""
-        if at_once:
-            for service in self.services.values():
-                service.hurry()
         self._has_started = False
-        for service in self.services.values():
-            await service.stop(at_once=at_once)
+        services = list(self.services.values())
+        for together in [services] if at_once else [[each] for each in services]:
+            await asyncio.gather(*(each.stop(at_once=at_once) for each in together))
         await self._discovery.stop()
 
     def ready(self) -> Mapping[str, int]:
         """See Runner."""
-        return {name: len(service.ready) for name, service in self.services.items()}
+        return {name: len(service.replicas) for name, service in self.services.items()}
 
     def _offer(self) -> Offer:
         speaking = {each.facts.grpc_service: each.grpc() for each in self.services.values() if each.facts.grpc_service}
