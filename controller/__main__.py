@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 from aiohttp import web
+from pierhead.discovery.served import DiscoveryServer
 
 from .daemon import log, one_machine
 from .daemon.assembly import Controller, World, assemble
@@ -24,7 +25,6 @@ from .desired.measurements import Prometheus
 from .errors import BeginsAgain, ControllerError, EngineUnreachable, SettingsError
 from .observe.admin_pages import HttpProbe
 from .settings import Settings
-from .status.discovery import DiscoveryServer
 from .swarm import boundaries as on_swarm
 
 logger = logging.getLogger("controller")

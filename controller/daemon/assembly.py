@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from pierhead.discovery.served import DiscoveryState
+
 from ..desired.deployer import Deployer
 from ..desired.desired import Desirer
 from ..desired.functions import FunctionCalls, Functions, Run, in_thread
@@ -32,7 +34,6 @@ from ..observe.snapshot import Observer, engine_watch
 from ..outlive import Background, Spawn, outlive
 from ..plan import plan
 from ..plan.failures import obsolete_failures
-from ..status.discovery import DiscoveryState
 from ..status.publisher import Publisher
 from ..status.view import View
 from ..storage.events import EventLog

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
+from pierhead.discovery.served import DiscoveryState
+
 from ..desired.deployer import Deployer
 from ..desired.scaler import Scaler
 from ..files.watch import SpecWatch
@@ -16,7 +18,6 @@ from ..observe.gpu_memory import GpuMemoryWatch
 from ..plan.user_config import remembered
 from ..storage.events import EventLog
 from ..storage.store import StateStore
-from .discovery import DiscoveryState
 from .endpoints import endpoints, scrape_targets
 from .metrics import ControllerMetrics
 from .nodes import node_rows

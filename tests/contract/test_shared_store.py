@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pierhead import Settings, close_handles, shared_store
 from pierhead.calls.clients import Clients
+from pierhead.discovery.served import DiscoveryServer, DiscoveryState
 from pierhead.errors import StoreUnavailable
 from pierhead.store import bounds
 from pierhead.store.memory import MemoryStore, Store
 from pierhead.store.remote import RemoteStore
 
-from controller.status.discovery import DiscoveryServer, DiscoveryState
 from tests.harness.waiting import PATIENCE_S
 
 MOST_KEYS = 8

@@ -29,6 +29,7 @@ FLOORS = (
     {"http", "lanes"},
     {"edge"},
     {"batching", "multiplex", "policies"},
+    {"discovery"},
     {"memory", "store"},
 )
 """From the top: a room imports itself, rooms of lower floors and the root's ground floor."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from pierhead.discovery.served import DiscoveryServer, DiscoveryState
 from pierhead.discovery.v1.discovery_pb2 import Endpoint, ServiceEndpoints
-
-from controller.status.discovery import DiscoveryServer, DiscoveryState
 
 
 async def serve(port: int, service: str, policy: str, addresses: list[str], most: int) -> None:

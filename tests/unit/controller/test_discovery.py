@@ -11,9 +11,9 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pierhead.discovery.served import MOST_IN_ALL, MOST_OF_A_CALLER, DiscoveryServer, DiscoveryState
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from controller.status.discovery import MOST_IN_ALL, MOST_OF_A_CALLER, DiscoveryServer, DiscoveryState
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pierhead.discovery.served import Watcher
 
 from controller.daemon.assembly import Controller
 from controller.model.spec import RolloutSpec, ServiceSpec
-from controller.status.discovery import Watcher
 from tests.unit.controller.control import Control, until, version
 from tests.unit.controller.worlds import gpu_service, service
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from pierhead.calls.replica import Endpoint
 from pierhead.classes.service import Bound, serves_http
-from pierhead.runner.discovery import LocalDiscovery
+from pierhead.discovery.served import MOST_IN_ALL, DiscoveryServer, DiscoveryState
+from pierhead.discovery.v1 import discovery_pb2
 from pierhead.runner.graph import check_routes
 from pierhead.runner.keeper import ReplicaKeeper, all_of
 from pierhead.runner.options import Options, listing_of, replicas_of, route_of, settings_of, variables_of
@@ -144,6 +145,24 @@ class ProcessService(ReplicaKeeper[ServiceProcess]):
         """Where its methods are."""
         return [each.endpoint(each.grpc_port) for each in self.replicas.values()]
 
+    def listed(self) -> discovery_pb2.ServiceEndpoints:
+        """What Discovery says of it."""
+        listing = listing_of(self.words, self.grpc())
+        return discovery_pb2.ServiceEndpoints(
+            max_queued_requests=listing.max_queued_requests,
+            policy=listing.policy or "",
+            policy_kwargs=listing.policy_kwargs,
+            endpoints=[
+                discovery_pb2.Endpoint(
+                    replica=each.name,
+                    address=each.address,
+                    state=discovery_pb2.Endpoint.READY,
+                    max_ongoing_requests=each.max_ongoing_requests,
+                )
+                for each in listing.endpoints
+            ],
+        )
+
 
 def draw_ports(services: Iterable[ProcessService]) -> None:
     """Give services the ports of their first replicas: all at once, as one that was given back may be drawn again."""
@@ -174,12 +193,15 @@ class ProcessRunner:
             name: ProcessService(name, facts, words[name], target, self._show) for name, facts in services.items()
         }
         self._changed = changed
-        self._discovery = LocalDiscovery(list(services))
+        self._discovery_state = DiscoveryState(most_of_a_caller=MOST_IN_ALL)  # they have one address
+        self._discovery: DiscoveryServer
         self._has_started = False
 
     async def start(self) -> Offer:
         """See Runner."""
+        self._discovery = DiscoveryServer(self._discovery_state, "127.0.0.1", 0)
         await self._discovery.start()
+        self._publish()
         secret = secrets.token_hex(16)
         for service in self.services.values():
             given = service.facts.environment.items()
@@ -216,8 +238,11 @@ class ProcessRunner:
         routes = [each.route() for each in self.services.values() if "route" in each.words]
         return Offer(routes, None, {name: ends[0].address for name, ends in speaking.items() if ends})
 
-    def _show(self, service: ProcessService) -> None:
-        self._discovery.update(service.name, listing_of(service.words, service.grpc()))
+    def _publish(self) -> None:
+        self._discovery_state.publish({name: each.listed() for name, each in self.services.items()})
+
+    def _show(self, _: ProcessService) -> None:
+        self._publish()
         if self._has_started:
             self._changed(self._offer())
 

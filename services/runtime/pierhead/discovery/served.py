@@ -3,6 +3,8 @@
     DiscoveryState  the numbered state of each service, and the watchers
     Watcher         the services whose state has changed since it was sent to one caller
 
+The controller serves it, and so does the runner of an application's processes.
+
 The numbers that replicas publish for policies (`ReplicaEndpoint.stats`) change constantly. A change of these numbers
 alone is sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
 
@@ -18,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import grpc
+
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.store.memory import MemoryStore, Store
 from pierhead.store.served import add_store
@@ -79,7 +82,13 @@ MOST_KNOWN = 100
 class DiscoveryState:
     """The current state of every service. One owner: the loop's thread."""
 
-    def __init__(self, epoch: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        epoch: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most_of_a_caller: int = MOST_OF_A_CALLER,
+    ) -> None:
+        self._most_of_a_caller = most_of_a_caller
         self._epoch = time.time_ns() if epoch is None else epoch
         self._clock = clock
         self._changed_at: dict[str, float] = {}
@@ -106,7 +115,7 @@ class DiscoveryState:
         return found
 
     def publish(self, endpoints: Mapping[str, discovery_pb2.ServiceEndpoints]) -> None:
-        """Replace the state of all services, each with its complete list (see `endpoints`)."""
+        """Replace the state of all services, each with its complete list."""
         first, self.is_published = not self.is_published, True
         listed = (endpoint for service in endpoints.values() for endpoint in service.endpoints)
         self._replica_at = {_host(endpoint.address): endpoint.replica for endpoint in listed}
@@ -132,7 +141,7 @@ class DiscoveryState:
     def crowded(self, address: str) -> str:
         """Why a caller may not have another watch; "" = it may."""
         of_it = sum(watcher.address == address for watcher in self._watchers)
-        if of_it >= MOST_OF_A_CALLER:
+        if of_it >= self._most_of_a_caller:
             return f"{address} has {of_it} watches already; one is enough for all services of a process"
         if len(self._watchers) >= MOST_IN_ALL:
             return f"the controller has {MOST_IN_ALL} watches, and more do not fit"

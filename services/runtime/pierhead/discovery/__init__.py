@@ -1,0 +1,1 @@
+"""Discovery: tells callers where the replicas of services are."""
