@@ -49,7 +49,8 @@ class ServiceProcesses:
 
     async def _start(self) -> Any:
         from pierhead.calls.clients import Clients
-        from pierhead.rayserve.handle import DeploymentHandle, register_dispatchers
+        from pierhead.rayserve.dispatch import register_dispatchers
+        from pierhead.rayserve.handle import DeploymentHandle
         from pierhead.settings import Settings
 
         self._changed(await self._runner.start())

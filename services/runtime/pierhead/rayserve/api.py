@@ -16,9 +16,10 @@ from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
 from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
 from pierhead.rayserve.deployment import Application
+from pierhead.rayserve.dispatch import is_known
 from pierhead.rayserve.exceptions import RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
-from pierhead.rayserve.handle import DeploymentHandle, is_known
+from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.logs import let_through, write_logs
 from pierhead.rayserve.loop_thread import LoopThread
 from pierhead.rayserve.proxy import RayServeProxy, listen

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import uuid
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pierhead.raised import is_answerable
 from pierhead.rayserve.context import (
@@ -23,90 +23,29 @@ from pierhead.rayserve.context import (
     DeploymentID,
     _get_serve_request_context,
     _RequestContext,
-    current_replica,
 )
-from pierhead.rayserve.exceptions import (
-    DeploymentUnavailableError,
-    GetTimeoutError,
-    RayServeException,
-    RequestCancelledError,
-)
+from pierhead.rayserve.dispatch import Dispatcher, HandleCall, dispatcher_of, is_known
+from pierhead.rayserve.exceptions import GetTimeoutError, RayServeException, RequestCancelledError
 from pierhead.rayserve.items import END, ItemQueue
 from pierhead.rayserve.options import DEFAULT
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_NO_STREAMS: Final = (
-    "Streaming deployment handle results cannot be passed to downstream handle calls: read the stream, and pass its "
-    "items on."
-)
 
-
-class Dispatcher(Protocol):
-    """Sends calls to the replicas of one deployment."""
-
-    loop: asyncio.AbstractEventLoop
-
-    async def call(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """One result. Raises what the caller is to get."""
-        ...
-
-    def stream(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """Many results."""
-        ...
-
-    async def broadcast(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The result of every replica; an exception in the place of one that failed."""
-        ...
-
-
-_DISPATCHERS: Final[dict[DeploymentID, Dispatcher]] = {}
-
-
-def register_dispatchers(dispatchers: Mapping[DeploymentID, Dispatcher]) -> None:
-    """Send this process's calls of deployments by these from now on."""
-    _DISPATCHERS.update(dispatchers)
-
-
-def forget_dispatchers(dispatchers: Mapping[DeploymentID, Dispatcher]) -> None:
-    """Undo `register_dispatchers`, unless others were registered since."""
-    for deployment, dispatcher in dispatchers.items():
-        if _DISPATCHERS.get(deployment) is dispatcher:
-            del _DISPATCHERS[deployment]
-
-
-def dispatcher_of(deployment: DeploymentID) -> Dispatcher:
-    """What sends calls of a deployment. Raises DeploymentUnavailableError for an unknown one."""
-    replica = current_replica()
-    found: Dispatcher | None = None if replica is None else replica._dispatchers.get(deployment)
-    found = found or _DISPATCHERS.get(deployment)
-    if found is None:
-        known = ", ".join(str(each) for each in _DISPATCHERS) or "none"
-        missing = DeploymentUnavailableError(deployment)
-        missing.add_note(f"It does not exist in this process; known: {known}")
-        raise missing
-    return found
-
-
-def is_known(deployment: DeploymentID) -> bool:
-    """Whether this process can call a deployment."""
-    return deployment in _DISPATCHERS
-
-
-async def resolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with the result in the place of each response."""
-    waits: list[Any] = [each for each in (*args, *kwargs.values()) if isinstance(each, _Response)]
+async def _resolved(call: HandleCall) -> HandleCall:
+    """The call, with the result in the place of each response among its arguments."""
+    waits: list[Any] = [each for each in (*call.args, *call.kwargs.values()) if isinstance(each, _Response)]
     if not waits:
-        return args, dict(kwargs)
+        return call
     if any(isinstance(each, DeploymentResponseGenerator) for each in waits):
-        raise RuntimeError(_NO_STREAMS)
-    await asyncio.gather(*waits)
-
-    async def value(each: Any) -> Any:
-        return await each if isinstance(each, DeploymentResponse) else each
-
-    return tuple([await value(each) for each in args]), {name: await value(each) for name, each in kwargs.items()}
+        raise RuntimeError(
+            "Streaming deployment handle results cannot be passed to downstream handle calls: read the stream, and "
+            "pass its items on."
+        )
+    results = dict(zip(map(id, waits), await asyncio.gather(*waits), strict=True))
+    args = tuple(results.get(id(each), each) for each in call.args)
+    return HandleCall(call.context, args, {name: results.get(id(each), each) for name, each in call.kwargs.items()})
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -116,6 +55,13 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+def _reject_in_loop(instead: str) -> None:
+    if _running_loop():
+        raise RuntimeError(
+            f"Sync methods should not be called from within an `asyncio` event loop. Use {instead} instead."
+        )
+
+
 async def _of(task: asyncio.Task[R]) -> R:
     return await task
 
@@ -123,9 +69,9 @@ async def _of(task: asyncio.Task[R]) -> R:
 class _Response(Generic[R]):
     """A call that has begun."""
 
-    def __init__(self, dispatcher: Dispatcher, call: _RequestContext, work: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, call: HandleCall, work: Any) -> None:
         self._loop = dispatcher.loop
-        self._call = call
+        self._request = call.context
         self._cancelled = False
         self._begun: asyncio.Task[Any] | concurrent.futures.Future[Any]
         """A task where the call is made on the loop that runs it; else, for more, what every thread can wait for."""
@@ -141,7 +87,7 @@ class _Response(Generic[R]):
     @property
     def request_id(self) -> str:
         """The id of the request that the call belongs to."""
-        return self._call.request_id
+        return self._request.request_id
 
     @property
     def by_reference(self) -> bool:
@@ -201,10 +147,8 @@ class DeploymentResponse(_Response[R]):
 
     def result(self, *, timeout_s: float | None = None, _skip_asyncio_check: bool = False) -> R:
         """Wait for the result. Raises TimeoutError, and RuntimeError within an event loop: await it there."""
-        if not _skip_asyncio_check and _running_loop():
-            raise RuntimeError(
-                "Sync methods should not be called from within an `asyncio` event loop. Use `await response` instead."
-            )
+        if not _skip_asyncio_check:
+            _reject_in_loop("`await response`")
         try:
             result: R = self._future.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -223,11 +167,13 @@ class DeploymentResponse(_Response[R]):
         )
 
 
-async def _fill(
-    items: ItemQueue, dispatcher: Dispatcher, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+async def _result(dispatcher: Dispatcher, call: HandleCall) -> Any:
+    return await dispatcher.call(await _resolved(call))
+
+
+async def _fill(items: ItemQueue, dispatcher: Dispatcher, call: HandleCall) -> None:
     try:
-        async with aclosing(dispatcher.stream(call, args, kwargs)) as stream:  # type: ignore[type-var]
+        async with aclosing(dispatcher.stream(await _resolved(call))) as stream:  # type: ignore[type-var]
             async for item in stream:
                 await items.put(item)
     except BaseException as error:
@@ -241,11 +187,9 @@ async def _fill(
 class DeploymentResponseGenerator(_Response[R]):
     """The results of a streaming call: an iterator, and an async iterator."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, call: HandleCall) -> None:
         self._items = ItemQueue()
-        super().__init__(dispatcher, call, _fill(self._items, dispatcher, call, args, kwargs))
+        super().__init__(dispatcher, call, _fill(self._items, dispatcher, call))
 
     def __del__(self) -> None:
         # Nobody can iterate any more.
@@ -293,11 +237,7 @@ class DeploymentResponseGenerator(_Response[R]):
         return self
 
     def __next__(self) -> R:
-        if _running_loop():
-            raise RuntimeError(
-                "Sync methods should not be called from within an `asyncio` event loop. Use `async for` or `await "
-                "response.__anext__()` instead."
-            )
+        _reject_in_loop("`async for` or `await response.__anext__()`")
         item = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()
         if item is END:
             raise StopIteration
@@ -320,11 +260,7 @@ class DeploymentBroadcastResponse:
 
     def results(self, *, timeout_s: float | None = None, return_exceptions: bool = False) -> list[Any]:
         """Wait for all results. Raises the first error unless errors are to be returned, and TimeoutError."""
-        if _running_loop():
-            raise RuntimeError(
-                "Sync methods should not be called from within an `asyncio` event loop. Use `await "
-                "response.results_async()` instead."
-            )
+        _reject_in_loop("`await response.results_async()`")
         return self._checked(self._future.result(timeout_s), return_exceptions)
 
     async def results_async(self, *, timeout_s: float | None = None, return_exceptions: bool = False) -> list[Any]:
@@ -427,16 +363,16 @@ class DeploymentHandle(Generic[T]):
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Begin a call. The result is a DeploymentResponse, or with `stream=True` a DeploymentResponseGenerator."""
         dispatcher = self._dispatcher or dispatcher_of(self.deployment_id)
-        call = self._call()
+        call = HandleCall(self._context(), args, kwargs)
         if self._chosen.stream:
-            return DeploymentResponseGenerator(dispatcher, call, args, kwargs)
-        return DeploymentResponse(dispatcher, call, dispatcher.call(call, args, kwargs))
+            return DeploymentResponseGenerator(dispatcher, call)
+        return DeploymentResponse(dispatcher, call, _result(dispatcher, call))
 
     def broadcast(self, method_name: str, *args: Any, **kwargs: Any) -> DeploymentBroadcastResponse:
         """Call a method of every replica."""
         dispatcher = self._dispatcher or dispatcher_of(self.deployment_id)
-        call = replace(self._call(), call_method=method_name)
-        return DeploymentBroadcastResponse(dispatcher, dispatcher.broadcast(call, args, kwargs))
+        call = HandleCall(replace(self._context(), call_method=method_name), args, kwargs)
+        return DeploymentBroadcastResponse(dispatcher, dispatcher.broadcast(call))
 
     def shutdown(self) -> None:
         """Does nothing: connections belong to the process."""
@@ -447,7 +383,7 @@ class DeploymentHandle(Generic[T]):
     def _init(self, **_: Any) -> None:
         """Does nothing: a handle needs no start."""
 
-    def _call(self) -> _RequestContext:
+    def _context(self) -> _RequestContext:
         request = _get_serve_request_context()
         chosen = self._chosen
         return _RequestContext(

@@ -25,8 +25,9 @@ from pierhead.policies.router import PolicyRouter
 from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication
+from pierhead.rayserve.dispatch import AppGraph, forget_dispatchers, register_dispatchers, translated
 from pierhead.rayserve.exceptions import BackPressureError
-from pierhead.rayserve.handle import DeploymentHandle, forget_dispatchers, register_dispatchers
+from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.schema import (
@@ -37,7 +38,7 @@ from pierhead.rayserve.schema import (
     DeploymentStatusTrigger,
     ReplicaState,
 )
-from pierhead.rayserve.services import AppGraph, RayDeployment, services_of, translated
+from pierhead.rayserve.services import RayDeployment, services_of
 from pierhead.runner.front import FrontRequest
 from pierhead.runner.in_loop import LoopReplica, LoopRunner
 from pierhead.serve_block import DEFAULT_POLICY

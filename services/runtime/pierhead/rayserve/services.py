@@ -13,36 +13,21 @@ import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
-from pierhead.classes.handles import each_replica, handle_to, options
 from pierhead.classes.routes import SERVICE_KEY
 from pierhead.classes.service import Bound, Service, name_of
 from pierhead.edge.edge import Reports
-from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError
 from pierhead.held import HeldModels
 from pierhead.http.asgi_exchange import Receive, Send
 from pierhead.raised import is_answerable
-from pierhead.rayserve.context import (
-    DEFAULT_APPLICATION,
-    DeploymentID,
-    ReplicaContext,
-    ReplicaID,
-    _RequestContext,
-)
+from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
-from pierhead.rayserve.exceptions import (
-    BackPressureError,
-    DeploymentUnavailableError,
-    RayServeException,
-    RequestCancelledError,
-)
-from pierhead.rayserve.handle import DeploymentHandle, forget_dispatchers, register_dispatchers, resolved
-from pierhead.rayserve.options import DeploymentOptions
-from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, copied, dumps, failure_of, loads, seal
-from pierhead.rayserve.request_router import tell_routers
+from pierhead.rayserve.dispatch import CALL, REPLY, AppGraph, HandleCall, forget_dispatchers, register_dispatchers
+from pierhead.rayserve.exceptions import RayServeException, RequestCancelledError
+from pierhead.rayserve.handle import DeploymentHandle
+from pierhead.rayserve.pickles import ALLOW, SECRET, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.responses import (
     answer,
     prepare,
@@ -55,13 +40,10 @@ from pierhead.rayserve.responses import (
     words_of,
 )
 from pierhead.rayserve.schema import ReplicaRank
-from pierhead.request import accept_opaque
 from pierhead.routing_stats import Published, publish
 from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("ray.serve")
-
-_CALL, _REPLY = "call", "reply"
 
 APPLICATION: Final = "PIERHEAD_RAY_APPLICATION"
 """The name of the application."""
@@ -164,10 +146,10 @@ class RayDeployment(Service):
     async def call(self, request: bytes) -> bytes:
         """One result, or one exception."""
         await self._ready()
-        call, args, kwargs = self._opened(request)
+        call = self._opened(request)
         reply: Any
         try:
-            reply = (True, await self.deployed.call(call, args, kwargs))
+            reply = (True, await self.deployed.call(*call))
         except BaseException as error:
             if not is_answerable(error):
                 raise
@@ -177,8 +159,8 @@ class RayDeployment(Service):
     async def stream(self, request: bytes) -> AsyncIterator[bytes]:
         """Many results; an exception is the last item."""
         await self._ready()
-        call, args, kwargs = self._opened(request)
-        items = self.deployed.stream(call, args, kwargs)
+        call = self._opened(request)
+        items = self.deployed.stream(*call)
         try:
             async for item in items:
                 yield self._sealed((True, item))
@@ -189,14 +171,14 @@ class RayDeployment(Service):
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 
-    def _opened(self, request: bytes) -> tuple[_RequestContext, tuple[Any, ...], Mapping[str, Any]]:
-        call, args, kwargs = loads(self._seal.opened(request, _CALL))
-        return _RequestContext(**call), args, kwargs
+    def _opened(self, request: bytes) -> HandleCall:
+        context, args, kwargs = loads(self._seal.opened(request, CALL))
+        return HandleCall(_RequestContext(**context), args, kwargs)
 
-    def _failed(self, call: _RequestContext, error: BaseException) -> tuple[bool, Any]:
+    def _failed(self, call: HandleCall, error: BaseException) -> tuple[bool, Any]:
         """The reply to a call whose user code has raised."""
         if isinstance(error, asyncio.CancelledError):
-            error = RequestCancelledError(call.request_id)
+            error = RequestCancelledError(call.context.request_id)
         kept = self.__application__.kept
         if kept is None:
             return False, failure_of(error)
@@ -208,7 +190,7 @@ class RayDeployment(Service):
             raw = dumps(reply)
         except Exception as error:
             raw = dumps((False, failure_of(error)))
-        return self._seal.sealed(raw, _REPLY)
+        return self._seal.sealed(raw, REPLY)
 
     # ---- HTTP
 
@@ -235,123 +217,6 @@ async def _enter(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] == "lifespan":
         raise NotImplementedError("the object's start runs the lifespan of its application")
     await scope[SERVICE_KEY]._http(scope, receive, send)
-
-
-class RemoteDeployment:
-    """Calls of a deployment whose replicas are behind a service's handle. A Dispatcher."""
-
-    def __init__(self, bound: Bound, deployment: DeploymentID, graph: AppGraph) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.id = deployment
-        self._bound = bound
-        self._graph = graph
-        self._handle: Any = handle_to(bound)
-        self._options = cast("type[RayDeployment]", bound.cls).__built__.options
-        self._seal = seal().of(deployment.name)
-
-    @property
-    def successor(self) -> RemoteDeployment | None:
-        """What takes its place, and gets the calls that no replica has had."""
-        return self._graph.successors.get(self.id)
-
-    async def call(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """See Dispatcher."""
-        args, kwargs = await resolved(args, kwargs)
-        try:
-            reply = await self._for(call).call(self._request(call, args, kwargs))
-        except PierheadError as error:
-            if isinstance(error, NoReplica) and self.successor is not None:
-                return await self.successor.call(call, args, kwargs)
-            raise self._translated(error) from None
-        return self._result(reply)
-
-    async def stream(
-        self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> AsyncIterator[Any]:
-        """See Dispatcher."""
-        args, kwargs = await resolved(args, kwargs)
-        items = self._for(call).stream(self._request(call, args, kwargs))
-        try:
-            async for item in items:
-                yield self._result(item)
-        except PierheadError as error:
-            if not isinstance(error, NoReplica) or self.successor is None:
-                raise self._translated(error) from None
-            async with aclosing(self.successor.stream(call, args, kwargs)) as others:  # type: ignore[type-var]
-                async for item in others:
-                    yield item
-        finally:
-            await items.aclose()
-
-    async def broadcast(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """See Dispatcher."""
-        request = self._request(call, args, kwargs)
-
-        async def at(handle: Any) -> Any:
-            try:
-                return self._result(await handle.call(request))
-            except PierheadError as error:
-                raise self._translated(error) from None
-
-        handles = await each_replica(self._bound)
-        return await asyncio.gather(*map(at, handles), return_exceptions=True)
-
-    def _request(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        if self._options.request_router_config is not None:
-            tell_routers(self.id, self._options.max_ongoing_requests, call, args, kwargs)
-        return self._seal.sealed(dumps((vars(call), args, kwargs)), _CALL)
-
-    def _for(self, call: _RequestContext) -> Any:
-        session, model = accept_opaque(call.session_id), accept_opaque(call.multiplexed_model_id)
-        return options(self._handle, session_id=session, model_id=model) if session or model else self._handle
-
-    def _result(self, reply: bytes) -> Any:
-        is_result, value = loads(self._seal.opened(reply, _REPLY))
-        if is_result:
-            return value
-        if isinstance(value, int):
-            assert self._graph.kept is not None  # noqa: S101 - it has made the number
-            raise self._graph.kept.pop(value)
-        raise cast("PickledError", value).error()
-
-    def _translated(self, error: PierheadError) -> Exception:
-        return translated(error, self.id, self._options)
-
-
-def translated(error: PierheadError, deployment: DeploymentID, given: DeploymentOptions) -> Exception:
-    """The error of Ray Serve's name for one of the way to a replica."""
-    if isinstance(error, Backpressure):
-        answer = given.backpressure_config
-        most = given.max_queued_requests
-        full = BackPressureError(most, most, answer.status_code, answer.retry_after_s)
-        full.add_note(error.message)
-        return full
-    if isinstance(error, DeadlineExceeded):
-        return TimeoutError(error.message)
-    if isinstance(error, NoReplica):
-        return DeploymentUnavailableError(deployment)
-    return error
-
-
-class AppGraph:
-    """The services of one application by the names of its deployments."""
-
-    def __init__(self, name: str, *, in_process: bool = False, keeps_errors: bool = False) -> None:
-        """`in_process`: for `serve.run`, whose replicas share its process; `keeps_errors`: callers get the exceptions
-        of user code themselves, as in Ray Serve's local testing mode.
-        """
-        self.name = name
-        self.in_process = in_process
-        self.kept: dict[int, BaseException] | None = {} if keeps_errors else None
-        """Exceptions on their way to callers, by their `id`."""
-        self.services: dict[str, Bound] = {}
-        self.successors: Mapping[DeploymentID, RemoteDeployment] = {}
-        """What sends the calls of the version that takes this one's place."""
-
-    def dispatchers(self) -> dict[DeploymentID, RemoteDeployment]:
-        """What sends calls of its deployments, for one caller: the calls of each are bounded."""
-        ids = {DeploymentID(name, self.name): bound for name, bound in self.services.items()}
-        return {deployment: RemoteDeployment(bound, deployment, self) for deployment, bound in ids.items()}
 
 
 def bound_of(app: Application) -> Bound:
