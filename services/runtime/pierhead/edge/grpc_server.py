@@ -48,13 +48,19 @@ _LINK = re.compile("[0-9a-f]{32}")
 
 def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edge) -> list[str]:
     """Register methods, each behind the edge, with a server; returns the full names of their gRPC services."""
-    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
-    for method in methods:
-        services.setdefault(method.service, {})[method.name.rpartition("/")[2]] = _guard(method, edge)
+    services = guarded(methods, edge)
     for service, handlers in services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         server.add_registered_method_handlers(service, handlers)
     return list(services)
+
+
+def guarded(methods: Iterable[ServedMethod], edge: Edge) -> dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
+    """What answers methods, each behind the edge, by the full name of its gRPC service and its own."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method in methods:
+        services.setdefault(method.service, {})[method.name.rpartition("/")[2]] = _guard(method, edge)
+    return services
 
 
 def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:

@@ -16,7 +16,7 @@ from pierhead.calls.clients import Clients, Placed
 from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.classes.handles import handle_to
 from pierhead.classes.service import Bound, serves_http
-from pierhead.edge.grpc_server import SERVER_OPTIONS, register
+from pierhead.edge.grpc_server import SERVER_OPTIONS, guarded
 from pierhead.edge.methods import pools_of
 from pierhead.lanes.connection import Connection
 from pierhead.lanes.in_memory import LocalReplica
@@ -257,40 +257,20 @@ class _Spread(grpc.GenericRpcHandler):
 
     def __init__(self, service: LoopService) -> None:
         self._service = service
-        self._of: dict[LoopReplica, _Handlers] = {}
-        self.names = self._handlers(next(iter(service.replicas.values()))).names
+        self._of: dict[LoopReplica, Mapping[str, Mapping[str, Any]]] = {}
+        self.names = list(self._handlers(next(iter(service.replicas.values()))))
 
     def service(self, handler_call_details: Any) -> Any:
         replicas = self._service.replicas.values()
         if not replicas:
             return None
         chosen = min(replicas, key=lambda each: each.server.edge.admission.ongoing)
-        return self._handlers(chosen).find(handler_call_details.method)
+        service, _, method = handler_call_details.method[1:].rpartition("/")
+        return self._handlers(chosen).get(service, {}).get(method)
 
-    def _handlers(self, replica: LoopReplica) -> _Handlers:
+    def _handlers(self, replica: LoopReplica) -> Mapping[str, Mapping[str, Any]]:
         for gone in self._of.keys() - set(self._service.replicas.values()):
             del self._of[gone]
-        found = self._of.get(replica)
-        if found is None:
-            found = self._of[replica] = _Handlers(replica)
-        return found
-
-
-class _Handlers:
-    """The handlers of one replica, registered here as at a server."""
-
-    def __init__(self, replica: LoopReplica) -> None:
-        self._by_path: dict[str, Any] = {}
-        server: Any = self
-        self.names = register(replica.server.methods, server, replica.server.edge)
-
-    def add_generic_rpc_handlers(self, _: object) -> None:
-        """Does nothing: the other method gets the same handlers with their names."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """See grpc.Server."""
-        self._by_path |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-
-    def find(self, path: str) -> Any:
-        """The handler of a method, if it is one of these."""
-        return self._by_path.get(path)
+        if replica not in self._of:
+            self._of[replica] = guarded(replica.server.methods, replica.server.edge)
+        return self._of[replica]
