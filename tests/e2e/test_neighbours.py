@@ -94,10 +94,10 @@ def test_a_caller_has_the_sockets_of_the_services_that_it_names_and_cannot_repla
 
 
 def test_calls_travel_by_a_socket_of_their_own(echo: WrittenStack) -> None:
-    [child] = echo.replicas("echo-child").values()
+    [front] = echo.replicas("echo").values()
     assert echo.get("/echo?message=hi").status == 200
-    connected = "awk '$6 == \"03\" && $8 ~ /[.]lane$/' /proc/net/unix"
-    code, said = child.exec_run(["sh", "-c", connected])
+    connected = "awk '$6 == \"03\" && $8 ~ /[.]lane$/' /proc/net/unix"  # in the network of the side that connects
+    code, said = front.exec_run(["sh", "-c", connected])
     assert isinstance(said, bytes)
     assert (code, len(said.splitlines())) == (0, 1), said
 
