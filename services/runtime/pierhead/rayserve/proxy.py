@@ -64,14 +64,12 @@ class RayServeProxy:
 
     def _match(self, path: str) -> RunningApplication | None:
         """The application with the longest prefix of the path."""
-        best: RunningApplication | None = None
-        for each in self._applications.values():
-            prefix = each.route_prefix
-            if prefix is None or not (prefix == "/" or path == prefix or path.startswith(f"{prefix}/")):
-                continue
-            if best is None or len(prefix) > len(best.route_prefix or ""):
-                best = each
-        return best
+
+        def takes(prefix: str) -> bool:
+            return prefix in ("/", path) or path.startswith(f"{prefix}/")
+
+        found = [each for each in self._applications.values() if each.route_prefix and takes(each.route_prefix)]
+        return max(found, key=lambda each: len(each.route_prefix or ""), default=None)
 
     async def _serve(
         self, application: RunningApplication, request_id: str, scope: Scope, receive: Receive, send: Send

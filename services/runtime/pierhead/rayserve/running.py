@@ -199,18 +199,17 @@ class RunningApplication:
     def _status_of(self, name: str) -> DeploymentStatusOverview:
         ready = self._runner.ready()[self._services[name]]
         wanted = self.built.deployments[name].options.first_replicas
-        states = {ReplicaState.RUNNING.value: ready, ReplicaState.STARTING.value: wanted - ready}
+        states, why = {ReplicaState.RUNNING.value: ready, ReplicaState.STARTING.value: wanted - ready}, ""
         if name in self._failed:
-            why = f"a replica did not start: {self._failed[name]!r}"
-            trigger = DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
-            return DeploymentStatusOverview(DeploymentStatus.DEPLOY_FAILED, trigger, {}, why)
-        if not self._has_started:
-            shown = {state: count for state, count in states.items() if count}
-            trigger = DeploymentStatusTrigger.CONFIG_UPDATE_STARTED
-            return DeploymentStatusOverview(DeploymentStatus.UPDATING, trigger, shown, "")
-        if ready < wanted:
+            status, trigger = DeploymentStatus.DEPLOY_FAILED, DeploymentStatusTrigger.REPLICA_STARTUP_FAILED
+            states, why = {}, f"a replica did not start: {self._failed[name]!r}"
+        elif not self._has_started:
+            status, trigger = DeploymentStatus.UPDATING, DeploymentStatusTrigger.CONFIG_UPDATE_STARTED
+            states = {state: count for state, count in states.items() if count}
+        elif ready < wanted:
+            status, trigger = DeploymentStatus.UNHEALTHY, DeploymentStatusTrigger.HEALTH_CHECK_FAILED
             why = f"{wanted - ready} of {wanted} replicas failed check_health and have no replacement yet"
-            trigger = DeploymentStatusTrigger.HEALTH_CHECK_FAILED
-            return DeploymentStatusOverview(DeploymentStatus.UNHEALTHY, trigger, states, why)
-        trigger = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED
-        return DeploymentStatusOverview(DeploymentStatus.HEALTHY, trigger, {ReplicaState.RUNNING.value: ready}, "")
+        else:
+            status, trigger = DeploymentStatus.HEALTHY, DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED
+            states = {ReplicaState.RUNNING.value: ready}
+        return DeploymentStatusOverview(status, trigger, states, why)

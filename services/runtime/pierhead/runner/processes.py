@@ -134,7 +134,7 @@ class ProcessService(ReplicaKeeper[ServiceProcess]):
 
     def make(self, name: str) -> ServiceProcess:
         """See ReplicaKeeper."""
-        return ServiceProcess(name, self, next(self.ports, None) or free_ports(3))
+        return ServiceProcess(name, self, next(self.ports, ()) or free_ports(3))
 
     def route(self) -> FrontRoute:
         """Its route. Only for a service that has one."""
