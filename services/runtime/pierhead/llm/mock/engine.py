@@ -22,20 +22,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from pierhead.errors import Unavailable
+from pierhead.llm import objects
 from pierhead.llm.mock import schedule, text
 from pierhead.llm.mock.answer import MockAnswer, check_length
 from pierhead.llm.mock.arguments import read_arguments
 from pierhead.llm.mock.cache import BlockCache, chain_of
-from pierhead.llm.objects import (
-    ChatCompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    OpenAIRequest,
-    ScoreRequest,
-    StreamEvents,
-    TokenizeRequest,
-    Usage,
-)
 from pierhead.llm.server import bodies
 from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription
 from pierhead.llm.server.errors import LLMStartError, unknown_model
@@ -140,10 +131,10 @@ class MockEngine(LLMEngine):
 
     # ---- requests
 
-    async def chat(self, request: OpenAIRequest) -> Answers:
+    async def chat(self, request: objects.OpenAIRequest) -> Answers:
         """/v1/chat/completions, /v1/completions"""
         body = self._read(request)
-        answer = MockAnswer(body, self._arguments, chat=isinstance(request, ChatCompletionRequest))
+        answer = MockAnswer(body, self._arguments, chat=isinstance(request, objects.ChatCompletionRequest))
         job = _Job(whole=not answer.stream)
         sequences = [self._sequence(job, each.prompt, each.tokens, body["model"]) for each in answer.choices]
         with self._running(job, sequences):
@@ -160,26 +151,26 @@ class MockEngine(LLMEngine):
                 events, tokens = answer.events(given)
                 left -= tokens
                 if left:
-                    yield StreamEvents(events, tokens)
+                    yield objects.StreamEvents(events, tokens)
                 else:
                     usage = _usage(answer, sequences)
-                    yield StreamEvents(events + answer.end(usage), tokens, usage)
+                    yield objects.StreamEvents(events + answer.end(usage), tokens, usage)
 
     completions = chat
 
-    def embeddings(self, request: EmbeddingRequest) -> Answers:
+    def embeddings(self, request: objects.EmbeddingRequest) -> Answers:
         """/v1/embeddings"""
         return self._answer(request, self._embed)
 
-    def score(self, request: ScoreRequest) -> Answers:
+    def score(self, request: objects.ScoreRequest) -> Answers:
         """/v1/score"""
         return self._answer(request, self._score)
 
-    def tokenize(self, request: TokenizeRequest) -> Answers:
+    def tokenize(self, request: objects.TokenizeRequest) -> Answers:
         """/tokenize"""
         return self._answer(request, self._tokenize)
 
-    def detokenize(self, request: DetokenizeRequest) -> Answers:
+    def detokenize(self, request: objects.DetokenizeRequest) -> Answers:
         """/detokenize"""
         return self._answer(request, self._detokenize)
 
@@ -189,7 +180,7 @@ class MockEngine(LLMEngine):
         full = len(prompt) // size
         return schedule.Sequence(job, len(prompt), chain[:full], max(len(tokens), 1), chain[full:])
 
-    def _read(self, request: OpenAIRequest) -> bodies.Body:
+    def _read(self, request: objects.OpenAIRequest) -> bodies.Body:
         """The body, for a model that is here. Raises LLMRequestError."""
         if self._loop is None:
             raise Unavailable("the engine is not started, or was shut down")
@@ -203,11 +194,11 @@ class MockEngine(LLMEngine):
         return body
 
     async def _answer(
-        self, request: OpenAIRequest, make: Callable[[bodies.Body], Awaitable[dict[str, Any]]]
+        self, request: objects.OpenAIRequest, make: Callable[[bodies.Body], Awaitable[dict[str, Any]]]
     ) -> Answers:
         """One answer, of what `make` makes of the body."""
         answer = await make(self._read(request))
-        usage = Usage(prompt_tokens=answer.get("usage", {}).get("prompt_tokens", 0))
+        usage = objects.Usage(prompt_tokens=answer.get("usage", {}).get("prompt_tokens", 0))
         yield request._answer.from_bytes(json.dumps(answer).encode()).counted(usage)
 
     async def _embed(self, body: bodies.Body) -> dict[str, Any]:
@@ -339,9 +330,9 @@ def _vector(tokens: list[str]) -> list[float]:
     return [each / length for each in raw]
 
 
-def _usage(answer: MockAnswer, sequences: list[schedule.Sequence]) -> Usage:
+def _usage(answer: MockAnswer, sequences: list[schedule.Sequence]) -> objects.Usage:
     firsts = sequences[:: answer.n]
-    return Usage(
+    return objects.Usage(
         prompt_tokens=sum(sequence.prompt for sequence in firsts),
         completion_tokens=sum(sequence.total for sequence in sequences),
         cached_tokens=sum(sequence.cached for sequence in firsts),

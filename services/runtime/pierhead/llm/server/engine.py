@@ -26,26 +26,14 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from pierhead import progress
-from pierhead.llm.objects import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ErrorResponse,
-    OpenAIAnswer,
-    OpenAIRequest,
-    RawAnswer,
-    ScoreRequest,
-    TokenizeRequest,
-    TranscriptionRequest,
-)
+from pierhead.llm import objects
 from pierhead.llm.server.errors import LLMStartError, NotSupported, unknown_path
 from pierhead.llm_config import LLMConfig, config_of
 from pydantic import BaseModel, ValidationError
 
 Kwargs = TypeVar("Kwargs", bound=BaseModel)
 
-Answers = AsyncGenerator[str | OpenAIAnswer | RawAnswer, None]
+Answers = AsyncGenerator[str | objects.OpenAIAnswer | objects.RawAnswer, None]
 """What engines of the registry yield for one request."""
 
 Report = Callable[[str, float | None, float], None]
@@ -101,15 +89,15 @@ class LLMEngine(ABC):
         """Load the model and be ready for requests. Raises LLMStartError with a message that says what to do."""
 
     @abstractmethod
-    def chat(self, request: ChatCompletionRequest) -> AsyncIterator[Any]:
+    def chat(self, request: objects.ChatCompletionRequest) -> AsyncIterator[Any]:
         """/v1/chat/completions"""
 
     @abstractmethod
-    def completions(self, request: CompletionRequest) -> AsyncIterator[Any]:
+    def completions(self, request: objects.CompletionRequest) -> AsyncIterator[Any]:
         """/v1/completions"""
 
     @abstractmethod
-    def embeddings(self, request: EmbeddingRequest) -> AsyncIterator[Any]:
+    def embeddings(self, request: objects.EmbeddingRequest) -> AsyncIterator[Any]:
         """/v1/embeddings"""
 
     @abstractmethod
@@ -123,25 +111,25 @@ class LLMEngine(ABC):
 
     # ---- what an engine may have
 
-    def score(self, request: ScoreRequest) -> AsyncIterator[Any]:
+    def score(self, request: objects.ScoreRequest) -> AsyncIterator[Any]:
         """/v1/score"""
         return self.pass_through(request)
 
-    def tokenize(self, request: TokenizeRequest) -> AsyncIterator[Any]:
+    def tokenize(self, request: objects.TokenizeRequest) -> AsyncIterator[Any]:
         """/tokenize"""
         return self.pass_through(request)
 
-    def detokenize(self, request: DetokenizeRequest) -> AsyncIterator[Any]:
+    def detokenize(self, request: objects.DetokenizeRequest) -> AsyncIterator[Any]:
         """/detokenize"""
         return self.pass_through(request)
 
-    def transcriptions(self, request: TranscriptionRequest) -> AsyncIterator[Any]:
+    def transcriptions(self, request: objects.TranscriptionRequest) -> AsyncIterator[Any]:
         """/v1/audio/transcriptions"""
         return self.pass_through(request)
 
-    async def pass_through(self, request: OpenAIRequest) -> AsyncIterator[Any]:
+    async def pass_through(self, request: objects.OpenAIRequest) -> AsyncIterator[Any]:
         """Any other path, which is `request.path`; 404 for a path that the engine does not serve."""
-        yield ErrorResponse.to(unknown_path(request.path))
+        yield objects.ErrorResponse.to(unknown_path(request.path))
 
     def describe(self) -> ModelDescription:
         """The model and its adapters."""

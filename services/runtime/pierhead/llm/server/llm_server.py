@@ -27,17 +27,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
-from pierhead.llm.objects import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ErrorResponse,
-    OpenAIRequest,
-    ScoreRequest,
-    TokenizeRequest,
-    TranscriptionRequest,
-)
+from pierhead.llm import objects
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server import bodies
 from pierhead.llm.server.background import in_background
@@ -102,7 +92,7 @@ async def _each(opening: AbstractAsyncContextManager[AsyncIterator[Any]]) -> Asy
     except LLMRequestError as error:
         if begun:
             raise
-        yield ErrorResponse.to(error)
+        yield objects.ErrorResponse.to(error)
 
 
 def opened(answers: Any) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
@@ -215,35 +205,35 @@ class LLMServer(metaclass=_AsyncConstructor):
 
     # ---- requests
 
-    def chat(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:
+    def chat(self, request: objects.ChatCompletionRequest, raw_request: Any = None) -> Any:
         """/v1/chat/completions"""
         return AnswerStream(self._run("chat", request, raw_request))
 
-    def completions(self, request: CompletionRequest, raw_request: Any = None) -> Any:
+    def completions(self, request: objects.CompletionRequest, raw_request: Any = None) -> Any:
         """/v1/completions"""
         return AnswerStream(self._run("completions", request, raw_request))
 
-    def embeddings(self, request: EmbeddingRequest, raw_request: Any = None) -> Any:
+    def embeddings(self, request: objects.EmbeddingRequest, raw_request: Any = None) -> Any:
         """/v1/embeddings"""
         return AnswerStream(self._run("embeddings", request, raw_request))
 
-    def score(self, request: ScoreRequest, raw_request: Any = None) -> Any:
+    def score(self, request: objects.ScoreRequest, raw_request: Any = None) -> Any:
         """/v1/score"""
         return AnswerStream(self._run("score", request, raw_request))
 
-    def tokenize(self, request: TokenizeRequest, raw_request: Any = None) -> Any:
+    def tokenize(self, request: objects.TokenizeRequest, raw_request: Any = None) -> Any:
         """/tokenize"""
         return AnswerStream(self._run("tokenize", request, raw_request))
 
-    def detokenize(self, request: DetokenizeRequest, raw_request: Any = None) -> Any:
+    def detokenize(self, request: objects.DetokenizeRequest, raw_request: Any = None) -> Any:
         """/detokenize"""
         return AnswerStream(self._run("detokenize", request, raw_request))
 
-    def transcriptions(self, request: TranscriptionRequest, raw_request: Any = None) -> Any:
+    def transcriptions(self, request: objects.TranscriptionRequest, raw_request: Any = None) -> Any:
         """/v1/audio/transcriptions"""
         return AnswerStream(self._run("transcriptions", request, raw_request))
 
-    def pass_through(self, request: OpenAIRequest, raw_request: Any = None) -> Any:
+    def pass_through(self, request: objects.OpenAIRequest, raw_request: Any = None) -> Any:
         """Any other path for clients, which is `request.path`."""
         return AnswerStream(self._run("pass_through", request, raw_request))
 
