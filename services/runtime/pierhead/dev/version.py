@@ -63,7 +63,7 @@ class VersionSource(NamedTuple):
     compose_files: Sequence[Path] = ()
 
     def words(self) -> Mapping[str, Options]:
-        """The words of the compose files. Raises NoWords."""
+        """The words of the compose files. Raises NoOptions."""
         return read_words(self.compose_files)
 
 

@@ -53,7 +53,7 @@ class RefusedRequest(Exception):
 
 
 class RequestHead:
-    """The head of a request. Raises Refusal for bytes that are none."""
+    """The head of a request. Raises RefusedRequest for bytes that are none."""
 
     def __init__(self, head: bytes) -> None:
         first, *fields = head.decode("latin-1").split("\r\n")[:-2]
@@ -129,7 +129,7 @@ class _ServiceQueue:
         self.pool.update(route.listing)
 
     async def connected(self, request: FrontRequest) -> tuple[CallPlace, asyncio.StreamReader, asyncio.StreamWriter]:
-        """A place at a replica, and a connection to it. Raises Refusal."""
+        """A place at a replica, and a connection to it. Raises RefusedRequest."""
         tried: list[Replica] = []
         while True:
             lease = await self._lease(request, tried)

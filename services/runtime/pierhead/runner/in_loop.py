@@ -147,7 +147,7 @@ class LoopRunner:
         """`written`: the words of a compose file, by service; `adapt`: what a service's settings become; `tries`: how
         often a first replica is tried.
 
-        Raises NoApplication for a graph that no stack could serve, NoWords for words that no service can have.
+        Raises NoApplication for a graph that no stack could serve, NoOptions for words that no service can have.
         """
         self.graph = graph_of(bound)
         words = {name: options_of(each, written or {}) for name, each in self.graph.items()}

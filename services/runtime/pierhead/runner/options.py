@@ -57,7 +57,7 @@ def replicas_of(words: Options) -> int:
 
 
 def settings_of(name: str, words: Options, replica: str = "") -> Settings:
-    """The settings of a replica on this machine, with ports that are free. Raises NoWords."""
+    """The settings of a replica on this machine, with ports that are free. Raises NoOptions."""
     own = {name: value for name, value in os.environ.items() if name.startswith("PIERHEAD_MAX_BODY_BYTES")}
     fixed = {
         "PIERHEAD_SERVICE": name,
@@ -101,7 +101,7 @@ def route_of(service: str, words: Options, settings: Settings, endpoints: Sequen
 def read_words(files: Iterable[Path]) -> dict[str, Options]:
     """The `x-serve` blocks of compose files, by service; a later file's words come over an earlier one's.
 
-    Raises NoWords for a file that is missing, or that is none.
+    Raises NoOptions for a file that is missing, or that is none.
     """
     found: dict[str, Options] = {}
     for file in files:
@@ -116,7 +116,7 @@ def read_words(files: Iterable[Path]) -> dict[str, Options]:
 
 
 def check_keys(where: str, words: Options) -> None:
-    """Raise NoWords for a key that `x-serve` does not have."""
+    """Raise NoOptions for a key that `x-serve` does not have."""
     for key in words:
         if key not in XServe.__annotations__:
             raise NoOptions(f"{where}.{key}: unknown key")

@@ -185,7 +185,7 @@ class ProcessRunner:
         """`services`: those of the application at `target`, callers before their callees; `written`: the words of a
         compose file.
 
-        Raises NoApplication and NoWords as LoopRunner does.
+        Raises NoApplication and NoOptions as LoopRunner does.
         """
         words = {name: {**facts.words, **(written or {}).get(name, {})} for name, facts in services.items()}
         check_routes(words, {name: facts.has_http for name, facts in services.items()})

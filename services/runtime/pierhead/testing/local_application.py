@@ -53,8 +53,8 @@ async def local(
     - x_serve: keys that override the classes' keywords, by service: `{"scorer": {"max_ongoing_requests": 1}}`.
     Calls between services, errors, deadlines, admission, queues and batches are as in containers; each service has as
     many replicas as its keys say (`replicas`). `override_handle` replaces one by a fake. Raises what a
-    constructor or `check_health` raises, NoApplication for a graph that cannot be served, and NoWords for keys that no
-    service of it can have.
+    constructor or `check_health` raises, NoApplication for a graph that cannot be served, and NoOptions for keys that
+    no service of it can have.
     """
     found = application_of(application)
     bound = found.bind() if isinstance(found, type) and issubclass(found, Service) else found
