@@ -19,7 +19,7 @@ from pierhead.files import replace_file
 from pierhead.rayserve.context import DEFAULT_APPLICATION
 from pierhead.rayserve.deployment import COMPOSE, Application, ComposePart
 from pierhead.rayserve.exceptions import RayServeException
-from pierhead.rayserve.options import DEFAULT, OWN_LLM, DeploymentOptions, own_path
+from pierhead.rayserve.options import DEFAULT, OWN_LLM, DeploymentOptions, own_path, runtime_env_notes
 from pierhead.rayserve.pickles import SECRET, write_secret
 from pierhead.rayserve.services import APPLICATION, PREFIXED, RayDeployment, bound_of, service_name
 
@@ -187,10 +187,8 @@ class _Translation:
                 self._note(f"{where}.{key}", "there is no counterpart")
 
     def _environment(self, where: str, runtime_env: Mapping[str, Any]) -> dict[str, str]:
-        for key in runtime_env:
-            if key != "env_vars":
-                words = "write it into the Dockerfile" if key in ("pip", "conda", "uv") else "the image holds the code"
-                self._note(f"{where}.runtime_env.{key}", words)
+        for key, words in runtime_env_notes(runtime_env).items():
+            self._note(f"{where}.{key}", words)
         return {str(key): str(value).replace("$", "$$") for key, value in (runtime_env.get("env_vars") or {}).items()}
 
     def _parts(

@@ -76,6 +76,13 @@ def own_path(path: str) -> str:
     return f"{OWN_LLM}{path.removeprefix(_RAY_LLM)}" if path.startswith(_RAY_LLM) else path
 
 
+def runtime_env_notes(runtime_env: Mapping[str, Any]) -> dict[str, str]:
+    """What of a runtime_env changes nothing, and what stands in its place."""
+    said = dict.fromkeys(("pip", "conda", "uv"), "write it into the Dockerfile")
+    names = [name for name in runtime_env if name != "env_vars"]
+    return {f"runtime_env.{name}": said.get(name, "the image holds the code") for name in names}
+
+
 @dataclass(frozen=True)
 class DeploymentOptions:
     """What `@serve.deployment` and `options` set. Immutable; `changed` makes others."""

@@ -24,7 +24,7 @@ from pydantic import (
 from pierhead import llm_config as own
 from pierhead.llm_app import MAX_ONGOING_REQUESTS, WITHOUT_VLLM
 from pierhead.rayserve.exceptions import RayServeException
-from pierhead.rayserve.options import OWN_LLM, DeploymentOptions, own_path, router_of
+from pierhead.rayserve.options import OWN_LLM, DeploymentOptions, own_path, router_of, runtime_env_notes
 
 GATEWAY_MAX_ONGOING_REQUESTS: Final = 4096
 """Of the ingress: it waits for engines most of the time."""
@@ -257,12 +257,6 @@ _EXPERIMENTS: Final[Mapping[str, str]] = {
 }
 """Keys of experimental_configs that change nothing."""
 
-_RUNTIME_ENV: Final[Mapping[str, str]] = {
-    "pip": "write it into the Dockerfile",
-    "conda": "write it into the Dockerfile",
-    "uv": "write it into the Dockerfile",
-}
-
 
 def parts_of(config: LLMConfig) -> LLMParts:
     """What a config is in Pierhead. Raises ValueError that names what means nothing without Ray. Pure."""
@@ -422,9 +416,7 @@ def _notes_of(config: LLMConfig) -> dict[str, str]:
         f"experimental_configs.{name}": _EXPERIMENTS.get(name, "there is no counterpart")
         for name in config.experimental_configs
     }
-    for name in config.runtime_env or {}:
-        if name != "env_vars":
-            found[f"runtime_env.{name}"] = _RUNTIME_ENV.get(name, "the image holds the code")
+    found |= runtime_env_notes(config.runtime_env or {})
     if config.log_engine_metrics is False:
         found["log_engine_metrics"] = "the engine's metrics are always exposed"
     lora = config.lora_config
