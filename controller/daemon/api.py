@@ -460,48 +460,45 @@ _EVENT_QUERY = (
 )
 _TARGET_QUERY = (Query("job", "replicas (the default), or haproxy: one on each node, where there are several."),)
 
-CALLS: Final = {
-    call.name: call
-    for call in (
-        ApiCall("GET", "/api/v1/services", "read", Api.services, Services),
-        ApiCall("GET", "/api/v1/services/{name}", "read", Api.service, Service),
-        ApiCall("GET", "/api/v1/services/{name}/logs", "read", Api.logs, answers.Logs, query=_LOG_QUERY),
-        ApiCall("GET", "/api/v1/services/{name}/revisions", "read", Api.revisions, answers.Revisions),
-        ApiCall("PUT", "/api/v1/services/{name}/scale", "scale", Api.scale, changes.Scaled, bodies.scale_in),
-        ApiCall("POST", "/api/v1/services/{name}/rollback", "deploy", Api.rollback, changes.Asked, bodies.rollback_in),
-        ApiCall("POST", "/api/v1/services/{name}/abort", "deploy", Api.abort, changes.Asked, bodies.nothing_in),
-        ApiCall("POST", "/api/v1/services/{name}/promote", "deploy", Api.promote, changes.Asked, bodies.nothing_in),
-        ApiCall("POST", "/api/v1/services/{name}/restart", "deploy", Api.restart, changes.Asked, bodies.nothing_in),
-        ApiCall(
-            "POST", "/api/v1/services/{name}/operations", "scale",
-            Api.operate, changes.Operated, bodies.operation_in, is_done=True,
-        ),
-        ApiCall("POST", "/api/v1/deploy", "deploy", Api.deploy, changes.Deployed, bodies.deployment_in),
-        ApiCall("PUT", "/api/v1/gpus/{uuid}", "admin", Api.gpu, changes.Marked, bodies.mark_in),
-        ApiCall("GET", "/api/v1/nodes", "read", Api.nodes, Nodes),
-        ApiCall("POST", "/api/v1/nodes/{node}/drain", "admin", Api.drain_node, changes.NodeAsked, bodies.drain_in),
-        ApiCall(
-            "POST", "/api/v1/nodes/{node}/activate", "admin",
-            Api.activate_node, changes.NodeAsked, bodies.nothing_in,
-        ),
-        ApiCall("PUT", "/api/v1/nodes/{node}/labels", "admin", Api.label_node, changes.NodeAsked, bodies.labels_in),
-        ApiCall("GET", "/api/v1/keys", "read", Api.keys, answers.Keys),
-        ApiCall("POST", "/api/v1/keys", "admin", Api.make_key, changes.MadeKey, bodies.key_in, is_done=True),
-        ApiCall("DELETE", "/api/v1/keys/{key}", "admin", Api.revoke_key, changes.Revoked, bodies.nothing_in),
-        ApiCall("GET", "/api/v1/backup", "admin", Api.backup, answers.Backup),
-        ApiCall(
-            "POST", "/api/v1/restore", "admin", Api.restore, changes.Restored, bodies.restore_in,
-            is_done=True, longest_body=64 * 1024 * 1024,
-        ),
-        ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT,)),
-        ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),
-        ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
-        ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),
-        ApiCall("GET", "/api/v1/openapi.json", "read", Api.openapi, dict[str, Any]),
-        ApiCall("GET", "/healthz", None, Api.healthz, answers.Health),
-        ApiCall("GET", "/metrics", None, Api.metrics),
-    )
-}  # fmt: skip
-"""By the names of their handlers. Prometheus, in a container of its own, reads those without a role: they have no logs,
-settings or events.
-"""
+LISTED: Final = (
+    ApiCall("GET", "/api/v1/services", "read", Api.services, Services),
+    ApiCall("GET", "/api/v1/services/{name}", "read", Api.service, Service),
+    ApiCall("GET", "/api/v1/services/{name}/logs", "read", Api.logs, answers.Logs, query=_LOG_QUERY),
+    ApiCall("GET", "/api/v1/services/{name}/revisions", "read", Api.revisions, answers.Revisions),
+    ApiCall("PUT", "/api/v1/services/{name}/scale", "scale", Api.scale, changes.Scaled, bodies.scale_in),
+    ApiCall("POST", "/api/v1/services/{name}/rollback", "deploy", Api.rollback, changes.Asked, bodies.rollback_in),
+    ApiCall("POST", "/api/v1/services/{name}/abort", "deploy", Api.abort, changes.Asked, bodies.nothing_in),
+    ApiCall("POST", "/api/v1/services/{name}/promote", "deploy", Api.promote, changes.Asked, bodies.nothing_in),
+    ApiCall("POST", "/api/v1/services/{name}/restart", "deploy", Api.restart, changes.Asked, bodies.nothing_in),
+    ApiCall(
+        "POST", "/api/v1/services/{name}/operations", "scale",
+        Api.operate, changes.Operated, bodies.operation_in, is_done=True,
+    ),
+    ApiCall("POST", "/api/v1/deploy", "deploy", Api.deploy, changes.Deployed, bodies.deployment_in),
+    ApiCall("PUT", "/api/v1/gpus/{uuid}", "admin", Api.gpu, changes.Marked, bodies.mark_in),
+    ApiCall("GET", "/api/v1/nodes", "read", Api.nodes, Nodes),
+    ApiCall("POST", "/api/v1/nodes/{node}/drain", "admin", Api.drain_node, changes.NodeAsked, bodies.drain_in),
+    ApiCall(
+        "POST", "/api/v1/nodes/{node}/activate", "admin",
+        Api.activate_node, changes.NodeAsked, bodies.nothing_in,
+    ),
+    ApiCall("PUT", "/api/v1/nodes/{node}/labels", "admin", Api.label_node, changes.NodeAsked, bodies.labels_in),
+    ApiCall("GET", "/api/v1/keys", "read", Api.keys, answers.Keys),
+    ApiCall("POST", "/api/v1/keys", "admin", Api.make_key, changes.MadeKey, bodies.key_in, is_done=True),
+    ApiCall("DELETE", "/api/v1/keys/{key}", "admin", Api.revoke_key, changes.Revoked, bodies.nothing_in),
+    ApiCall("GET", "/api/v1/backup", "admin", Api.backup, answers.Backup),
+    ApiCall(
+        "POST", "/api/v1/restore", "admin", Api.restore, changes.Restored, bodies.restore_in,
+        is_done=True, longest_body=64 * 1024 * 1024,
+    ),
+    ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT,)),
+    ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),
+    ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
+    ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),
+    ApiCall("GET", "/api/v1/openapi.json", "read", Api.openapi, dict[str, Any]),
+    ApiCall("GET", "/healthz", None, Api.healthz, answers.Health),
+    ApiCall("GET", "/metrics", None, Api.metrics),
+)  # fmt: skip
+"""Prometheus, in a container of its own, reads those without a role: they have no logs, settings or events."""
+CALLS: Final = {call.name: call for call in LISTED}
+"""By the names of their handlers."""

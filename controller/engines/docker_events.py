@@ -40,6 +40,7 @@ class EventStream:
     """Called with True when a stream was opened (from then on no event is missed), and with False at its end."""
     _quiet_s: float = _QUIET_S
     _response: aiohttp.ClientResponse | None = None
+    _is_closed: bool = False
 
     async def events(self) -> AsyncGenerator[EngineEvent, None]:
         """Yield CONNECTED each time a stream was opened, and the events that are accepted.
@@ -51,7 +52,7 @@ class EventStream:
         try:
             async with aiohttp.ClientSession("http://docker", connector=connector, timeout=limits) as session:
                 with translated("event stream"):
-                    while True:
+                    while not self._is_closed:
                         async with contextlib.aclosing(self._read(session)) as events:
                             async for event in events:
                                 yield event
@@ -61,7 +62,8 @@ class EventStream:
             raise EngineUnreachable(f"event stream: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """End the stream."""
+        """End the stream, also one that is being opened."""
+        self._is_closed = True
         if self._response is not None:
             self._response.close()
 
@@ -70,6 +72,8 @@ class EventStream:
         query = {"filters": json.dumps(_WATCHED)}
         async with session.get(f"/v{self._api_version}/events", params=query) as self._response:
             self._response.raise_for_status()
+            if self._is_closed:
+                return
             self._followed(True)
             try:
                 yield CONNECTED

@@ -240,7 +240,7 @@ def _endpoint(source: ServiceSource, path: str, value: Any, problems: Problems) 
 
 
 def _primary_network(source: ServiceSource, path: str, attachments: Mapping[str, Any], problems: Problems) -> str:
-    """The network that calls use: one that the controller and HAProxy share; by Compose's priority, then by name."""
+    """The network that calls use: one where the stack reaches it; by Compose's priority, then by name."""
 
     def rank(name: str) -> tuple[int, str]:
         options = attachments[name]
@@ -255,8 +255,8 @@ def _primary_network(source: ServiceSource, path: str, attachments: Mapping[str,
         theirs = ", ".join(sorted(source.control_networks)) or "they share none"
         problems.add(
             path,
-            "HAProxy and the controller are not both on one of these and would not reach it; add one of theirs here "
-            f"({theirs}), or one of these to the services haproxy and controller",
+            "the controller, and HAProxy if the service has a route, would not reach it on one of these; add one of "
+            f"theirs here ({theirs}), or one of these to the services controller and haproxy",
         )
         return ranked[0]
     return shared[0]

@@ -70,7 +70,6 @@ def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _
         raise SpecError(problems.lines)
     sections = {section: problems.mapping(section, config.get(section)) for section in _SECTIONS}
     definitions = problems.mapping("services", config.get("services"))
-    control_networks = _control_networks(definitions)
     stack = StackOptions(definitions, CONTROLLER_SERVICE, problems)
     dialect = dialects.get(str(stack.get(ENGINE_VARIABLE)).lower())
     served = frozenset(str(name) for name, one in definitions.items() if isinstance(one, Mapping) and _BLOCK in one)
@@ -85,6 +84,7 @@ def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _
         _check_extensions(at("services", str(name)), definition, problems)
         if _BLOCK not in definition:
             continue
+        control_networks = _control_networks(definitions, definition[_BLOCK])
         source = ServiceSource(project_name, str(name), definition, sections, control_networks, dialect)
         block, service = _service(source, of_stack, problems)
         if block is not None:
@@ -146,10 +146,14 @@ def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Proble
             )
 
 
-def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
-    """Compose's names of the networks that the controller and HAProxy share; None: the files have no controller."""
+def _control_networks(definitions: Mapping[Any, Any], block: object) -> frozenset[str] | None:
+    """Compose's names of the networks of the controller, and of HAProxy if it has requests for the service.
+
+    None: the files have no controller.
+    """
     of_controller, of_edge = _networks(definitions.get(CONTROLLER_SERVICE)), _networks(definitions.get(EDGE_SERVICE))
-    return of_controller if of_controller is None or of_edge is None else of_controller & of_edge
+    is_routed = isinstance(block, Mapping) and (block.get("route") is not None or bool(block.get("grpc_services")))
+    return of_controller & of_edge if of_controller is not None and of_edge is not None and is_routed else of_controller
 
 
 def _networks(definition: object) -> frozenset[str] | None:

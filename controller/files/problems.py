@@ -185,7 +185,10 @@ class ServiceSource:
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`networks`, `volumes`, `secrets`, `configs`: Compose's names to their definitions."""
     control_networks: frozenset[str] | None = None
-    """Networks (Compose's names) that the controller and HAProxy share; None = no controller is part of these files."""
+    """Networks (Compose's names) where the controller, and HAProxy if it has requests for the service, would reach it.
+
+    None: no controller is part of these files.
+    """
     dialect: Dialect | None = None
     """How it is read for an engine of several nodes; None: for that of one machine."""
 

@@ -175,7 +175,7 @@ def test_secrets_and_configs_are_files_bound_read_only() -> None:
 
 def with_networks(joined: Any, **stack: Any) -> dict[str, Any]:
     """`stack`: the networks of `controller` and `haproxy`."""
-    whole = config(ranker=service(FOREIGN, networks=joined))
+    whole = config(ranker=service({**FOREIGN, "route": "/ranker"}, networks=joined))
     whole["networks"] |= {"back": {"name": "shared_back", "external": True}, "front": {"name": "shop_front"}}
     whole["services"] |= {name: {"image": name, "networks": networks} for name, networks in stack.items()}
     return whole
@@ -202,6 +202,12 @@ def test_a_replica_is_reached_where_haproxy_is_too() -> None:
     assert parse(PROJECT, whole).services["ranker"].container["HostConfig"]["NetworkMode"] == "shop_front"
 
 
+def test_what_haproxy_has_no_requests_for_is_reached_where_the_controller_is() -> None:
+    whole = with_networks({"back": None}, controller={"back": None, "default": None}, haproxy={"default": None})
+    del whole["services"]["ranker"]["x-serve"]["route"]
+    assert parse(PROJECT, whole).services["ranker"].container["HostConfig"]["NetworkMode"] == "shared_back"
+
+
 @pytest.mark.parametrize(
     ("stack", "theirs"),
     [
@@ -213,8 +219,8 @@ def test_a_replica_is_reached_where_haproxy_is_too() -> None:
 def test_a_network_that_nobody_shares(stack: dict[str, Any], theirs: str) -> None:
     assert problems_of(with_networks({"back": None}, **stack)) == [
         (
-            "services.ranker.networks: HAProxy and the controller are not both on one of these and would not reach it; "
-            f"add one of theirs here ({theirs}), or one of these to the services haproxy and controller"
+            "services.ranker.networks: the controller, and HAProxy if the service has a route, would not reach it on "
+            f"one of these; add one of theirs here ({theirs}), or one of these to the services controller and haproxy"
         )
     ]
 

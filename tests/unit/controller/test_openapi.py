@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientResponse
 from pydantic import TypeAdapter
 
-from controller.daemon.api import CALLS
+from controller.daemon.api import CALLS, LISTED
 from controller.daemon.callers import Gatekeeper
 from controller.status import openapi
 from controller.status.records.answers import Error
@@ -42,6 +42,22 @@ async def checked(response: ClientResponse, operation: str) -> Any:
     TypeAdapter(kind).validate_json(body, strict=True)
     assert json.dumps(read(kind, found), default=as_json).encode() == body, "as the command reads it"
     return found
+
+
+ROLES = {
+    **dict.fromkeys(("targets", "healthz", "metrics"), None),
+    **dict.fromkeys(("scale", "operate"), "scale"),
+    **dict.fromkeys(("deploy", "rollback", "abort", "promote", "restart"), "deploy"),
+    **dict.fromkeys(("backup", "restore", "make_key", "revoke_key", "gpu"), "admin"),
+    **dict.fromkeys(("drain_node", "activate_node", "label_node"), "admin"),
+}
+"""What is not here is only read."""
+
+
+def test_who_may_make_which_call() -> None:
+    assert len(CALLS) == len(LISTED), "two calls with one handler"
+    assert {name: call.role for name, call in CALLS.items()} == dict.fromkeys(CALLS, "read") | ROLES
+    assert all(call.method == "GET" for call in CALLS.values() if call.role in (None, "read"))
 
 
 async def test_it_has_every_route_and_every_schema(control: Control) -> None:

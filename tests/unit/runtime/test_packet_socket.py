@@ -26,7 +26,7 @@ from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError
 from pierhead.lanes.window import MESSAGE_BYTES
 from pierhead.metrics import RuntimeMetrics
 
-from tests.unit.runtime.harness import Cluster, address, echo, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 from tests.unit.runtime.pipes import idle, serve
 from tests.unit.runtime.test_lane_wire import BROKEN, Ours, begin, caller, hello
 
@@ -166,7 +166,7 @@ async def test_who_never_says_hello_or_leaves_with_it_is_not_kept(
     for each in (silent, leaving, quick):
         assert await each.read() is grpc.aio.EOF
     lanes: Any = server._lanes
-    await until(lambda: len(lanes._at_sockets) == 1, "the handle's own stays")
+    await until(lambda: len(lanes._socket_tasks) == 1, "the handle's own stays")
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
@@ -218,6 +218,16 @@ async def test_a_lane_ends_with_the_call_that_accompanies_it(cluster: Cluster, t
         assert await lane.read() is grpc.aio.EOF
         nowhere = stub.Accompany(LaneName(lane=b"another"))
         assert await nowhere.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_lane_that_nothing_accompanies_is_not_kept(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller has hung after the hello."""
+    monkeypatch.setattr("pierhead.lanes.server.HELLO_TIMEOUT_S", 0.5)
+    server = await cluster.start(EchoService(), socket=str(tmp_path / "1"))
+    lane = await opened(address(server))
+    assert await lane.read() is grpc.aio.EOF
 
 
 async def test_a_replica_that_says_goodbye_takes_what_its_caller_sends_until_that_has_read_it(

@@ -49,7 +49,7 @@ async def pipes(cluster: Cluster, way: str, transport: str, place: Callable[[], 
     served = await serve(cluster, transport=transport, debug=True, **place())
     await served[0].One(b"connect")  # a replica that is not connected when a short deadline is over is another error
     lanes: Any = served[2]._lanes
-    assert len(lanes._at_sockets) == (way == "lane at a socket")
+    assert len(lanes._socket_tasks) == (way == "lane at a socket")
     return served
 
 

@@ -144,7 +144,7 @@ class DiscoveryState:
         if of_it >= self._most_of_a_caller:
             return f"{address} has {of_it} watches already; one is enough for all services of a process"
         if len(self._watchers) >= MOST_IN_ALL:
-            return f"the controller has {MOST_IN_ALL} watches, and more do not fit"
+            return f"there are {MOST_IN_ALL} watches already, and more do not fit"
         return ""
 
     def watch(self, services: Iterable[str], name: str = "", address: str = "") -> Watcher:

@@ -224,8 +224,8 @@ class LaneConnection:
         try:
             return await connect(self._address)
         except OSError:
-            # An earlier replica of this name may have left one. Without a connection for gRPC, none is of use.
-            if not self.grpc_connection().ready:
+            # An earlier replica of this name may have left one, while this one is reached by gRPC.
+            if self._channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
                 raise
             return None
 
@@ -239,6 +239,9 @@ class LaneConnection:
                 await call.read()  # ends with the lane, in order
             except grpc.aio.AioRpcError:
                 socket.cancel()
+            except asyncio.CancelledError:  # also where the call ends with the status CANCELLED
+                socket.cancel()
+                raise
 
         try:
             await call.read()

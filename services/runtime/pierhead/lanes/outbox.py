@@ -119,7 +119,7 @@ class Outbox:
             wake_all(self._waiters)
 
     def discard(self) -> None:
-        """Forget what is queued, as the other side is gone; what waits until it has been sent continues."""
+        """Forget what is queued, as the other side is gone: `drained` and `room` return."""
         self._closed.clear()
         self._packet = Packet()
         self._frames = self._packet.frames

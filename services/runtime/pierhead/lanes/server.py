@@ -65,7 +65,7 @@ class Lanes:
         self._edge = edge
         self._lanes: dict[bytes, ServedLane] = {}
         self._listener: asyncio.Server | None = None
-        self._at_sockets: set[asyncio.Task[None]] = set()
+        self._socket_tasks: set[asyncio.Task[None]] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve lanes on `server`."""
@@ -92,14 +92,14 @@ class Lanes:
             self._listener.close()
         if self._lanes:
             await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
-        if self._at_sockets:
-            await asyncio.wait(self._at_sockets, timeout=2 * GOODBYE_S)
-            await end_tasks(*self._at_sockets)
+        if self._socket_tasks:
+            await asyncio.wait(self._socket_tasks, timeout=2 * GOODBYE_S)
+            await end_tasks(*self._socket_tasks)
 
     def _accept(self, peer: str, stream: PacketSocket) -> None:
         task = asyncio.get_running_loop().create_task(self._serve_socket(stream, peer), name="lane at a socket")
-        self._at_sockets.add(task)
-        task.add_done_callback(self._at_sockets.discard)
+        self._socket_tasks.add(task)
+        task.add_done_callback(self._socket_tasks.discard)
 
     async def _serve_socket(self, stream: PacketSocket, peer: str) -> None:
         try:
@@ -107,6 +107,8 @@ class Lanes:
             await stream.finish(GOODBYE_S)
         except LaneBrokenError:
             return  # it is logged, and the caller sees the end
+        except Exception:
+            logger.exception("internal: the lane of %s ended through a bug in the runtime", peer)
         finally:
             stream.cancel()
 
@@ -114,6 +116,7 @@ class Lanes:
         lane = self._lanes.get(name.lane)
         if lane is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no lane of this name")
+        lane.is_accompanied = True
         try:
             yield Accompanied()
             await asyncio.wait([lane.ending])
@@ -130,11 +133,14 @@ class Lanes:
         """One lane from its hello to its end. Raises LaneBrokenError, which is logged."""
         lane = ServedLane(self._methods, self._edge, peer, self._may_wait)
         token = b""
+        company: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await lane.read_hello(stream)
             token = lane.token = bytes(first.hello.lane)
             self._name(token, lane)
+            if isinstance(stream, PacketSocket):
+                company = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, lane.end_unless_accompanied)
             await lane.run(stream, first)
         except LaneBrokenError as error:
             logger.error("lane of %s is broken and closed: %s", peer, error)  # noqa: TRY400 - not our mistake
@@ -142,6 +148,8 @@ class Lanes:
         except (TimeoutError, ConnectionError) as error:
             logger.debug("lane of %s ended before it was open: %r", peer, error)
         finally:
+            if company is not None:
+                company.cancel()
             if self._lanes.get(token) is lane:
                 del self._lanes[token]
             lane.close()
@@ -213,6 +221,8 @@ class ServedLane:
         self._leaving = False
         self.ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the lane is to end, and when it has ended."""
+        self.is_accompanied = False
+        """Whether its caller has begun the call that ends with the lane."""
 
     # ---- its life
 
@@ -263,6 +273,11 @@ class ServedLane:
         except TimeoutError:
             logger.warning("the caller %s no longer reads its lane; closed with unsent data", self.peer)
         wake(self.ending)
+
+    def end_unless_accompanied(self) -> None:
+        """End a lane at a socket whose caller has hung between its hello and the call."""
+        if not self.is_accompanied:
+            wake(self.ending)
 
     def close(self) -> None:
         """The stream is over: cancel its calls."""

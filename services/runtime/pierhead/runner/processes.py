@@ -194,13 +194,13 @@ class ProcessRunner:
         }
         self._changed = changed
         self._discovery_state = DiscoveryState(most_of_a_caller=MOST_IN_ALL)  # they have one address
-        self._discovery: DiscoveryServer
+        self._discovery: DiscoveryServer | None = None
         self._has_started = False
 
     async def start(self) -> Offer:
         """See Runner."""
-        self._discovery = DiscoveryServer(self._discovery_state, "127.0.0.1", 0)
-        await self._discovery.start()
+        self._discovery = discovery = DiscoveryServer(self._discovery_state, "127.0.0.1", 0)
+        await discovery.start()
         self._publish()
         secret = secrets.token_hex(16)
         for service in self.services.values():
@@ -219,7 +219,7 @@ class ProcessRunner:
     @property
     def discovery(self) -> str:
         """The address of the list of replicas, for callers from outside; once it has started."""
-        return f"127.0.0.1:{self._discovery.port}"
+        return f"127.0.0.1:{self._discovery.port if self._discovery else 0}"
 
     async def stop(self, *, at_once: bool = False) -> None:
         """See Runner."""
@@ -227,7 +227,8 @@ class ProcessRunner:
         services = list(self.services.values())
         for together in [services] if at_once else [[each] for each in services]:
             await asyncio.gather(*(each.stop(at_once=at_once) for each in together))
-        await self._discovery.stop()
+        if self._discovery is not None:
+            await self._discovery.stop()
 
     def ready(self) -> Mapping[str, int]:
         """See Runner."""
@@ -263,5 +264,5 @@ async def _is_ready(port: int) -> bool:
                 return (await reader.readline()).startswith(b"HTTP/1.1 200")
             finally:
                 writer.close()
-    except (OSError, TimeoutError):
+    except (OSError, ValueError, TimeoutError):  # ValueError: a line of any length
         return False
