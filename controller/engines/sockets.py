@@ -43,11 +43,16 @@ class SocketDirectory:
                 directory.chmod(0o1777)  # a replica runs as the user of its image
 
     def publish(self, path: Path) -> bool:
-        """Link the socket that a replica has made to `path`, where others look for it; False if it has made none."""
+        """Link the socket that a replica has made to `path`, where others look for it; False if it has made none.
+
+        That of its lanes, if it has one, is linked before that of its requests: callers look for both at once.
+        """
         made, unchecked = self._root / ".listen" / path.parent.name / path.name, path.with_name(f".{path.name}")
         try:
             if os.path.lexists(path) and os.path.samestat(made.lstat(), path.lstat()):
                 return True
+            if not path.suffix:
+                self.publish(path.with_name(path.name + LANE_SUFFIX))
             path.parent.mkdir(parents=True, exist_ok=True)
             unchecked.unlink(missing_ok=True)
             os.link(made, unchecked, follow_symlinks=False)

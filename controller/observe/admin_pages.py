@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pierhead.edge.unix_sockets import LANE_SUFFIX
-
 from ..errors import ReplicaError
 from ..model.spec import ADMIN_SUFFIX
 from ..model.text import storable, told
@@ -68,8 +66,6 @@ class HttpProbe:
                 ok=False, detail=f"no valid answer from {where}: {told(str(error)) or type(error).__name__}"
             )
         reading = _reading(answer.status, where, _report(answer.body))
-        if reading.ok:
-            self._is_published(subject, LANE_SUFFIX)  # HTTP servers and earlier runtimes have none
         if reading.ok and not self._is_published(subject):
             return replace(reading, ok=False, detail=NO_SOCKET, reason=NO_SOCKET)
         return reading

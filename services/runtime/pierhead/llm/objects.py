@@ -500,8 +500,10 @@ class ErrorResponse(OpenAIAnswer):
 
     @property
     def status(self) -> int:
-        """The HTTP status: as it was set, else the error's `code` where that is one, else 400, or 500 where the type is
-        no error of the request."""
+        """The HTTP status that was set. Else the error's `code`, if that is a status.
+
+        Else 400 for an error of the request, and 500 for another type.
+        """
         if self._status is not None:
             return self._status
         error = self._read().get("error")

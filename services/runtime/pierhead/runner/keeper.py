@@ -1,4 +1,4 @@
-"""Keeps the replicas of one service, wherever they live: each is replaced by another one when it is ill."""
+"""Keeps the replicas of one service, in this process or in others: each is replaced by another one when it is ill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KeptReplica(Protocol):
     name: str
 
     async def ready(self) -> None:
-        """Return once it serves. Raises what keeps it from it; then it has ended."""
+        """Return once it serves. Raises why it cannot serve; the replica has then ended."""
         ...
 
     async def ill(self) -> None:
@@ -62,7 +62,7 @@ class ReplicaKeeper(ABC, Generic[R]):
         """Begin a replica."""
 
     async def start(self) -> None:
-        """Return once all are ready. Raises what keeps one from it."""
+        """Return once all are ready. Raises why one cannot serve."""
         started = await all_of(self._start_within(self._tries, 0) for _ in range(replicas_of(self.words)))
         self._keeping = [asyncio.create_task(self._keep(each), name=f"keeps {each.name}") for each in started]
 
@@ -78,7 +78,7 @@ class ReplicaKeeper(ABC, Generic[R]):
         self._keeping.clear()
 
     async def _start_within(self, tries: float, pause_s: float) -> R:
-        """A replica that is ready. Raises what keeps the last try from it."""
+        """A replica that is ready. Raises why the last one that was tried cannot serve."""
         while True:
             tries -= 1
             try:
