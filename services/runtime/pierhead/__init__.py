@@ -8,6 +8,7 @@ import pierhead.interrupt  # noqa: F401 - first, as the others take long
 # isort: split
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ __all__ = [
     "tensors",
 ]
 
+# Before gRPC is imported, as it reads the variable then. At a fork in a process whose gRPC is busy, gRPC's own handlers
+# crash the child or stop the parent for ever. Without them the child may do anything but call gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 _HOMES = {
     "batching.batch": "batch",
