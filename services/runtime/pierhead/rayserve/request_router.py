@@ -161,7 +161,7 @@ class RequestRouter:
 
 
 class FIFOMixin:
-    """Changes nothing: lines are first in, first out."""
+    """Changes nothing: queues are first in, first out."""
 
 
 class LocalityMixin:
