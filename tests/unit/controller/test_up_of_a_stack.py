@@ -164,6 +164,10 @@ def test_what_serves_is_waited_for_and_rollouts_in_progress_are_reported() -> No
     [
         ({r"ps --filter .*working_dir": f"\n{ANOTHERS}\n"}, 'a stack named "pierhead" runs from another clone: /home/'),
         (
+            {r"ps --filter .*working_dir": Done(124, errors="docker did not end within 10 s")},
+            'it is not known whether another clone started the stack named "pierhead": `docker ps` failed (docker did',
+        ),
+        (
             {"config$": Done(15, errors="yaml: line 3\n")},
             "Compose cannot read the stack's files (a.yaml): yaml: line 3",
         ),
