@@ -324,8 +324,13 @@ async def test_a_held_request_is_judged_and_counted_once(edge: Edge) -> None:
     async with await waiting as answer:
         assert (answer.status, "x-pierhead-tokens" in answer.headers) == (200, False)
         assert answer.headers["x-ratelimit-remaining-requests"] == "1"
-    async with edge.http.get("/echo", headers=bearer("team")) as answer:
-        assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+
+    async def remaining() -> str | None:
+        """By another connection, HAProxy may count the first request a moment longer than its client sees it."""
+        async with edge.http.get("/echo", headers=bearer("team")) as answer:
+            return answer.headers["x-ratelimit-remaining-requests"] if answer.status == 200 else None
+
+    assert await until(remaining, "the first request is over") == "0"
 
 
 async def test_grpc(edge: Edge) -> None:
