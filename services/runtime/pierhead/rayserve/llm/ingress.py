@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pierhead.edge.edge import hidden, is_internal
 from pierhead.environment import Environment
 from pierhead.errors import PierheadError
 from pierhead.llm import objects
@@ -237,6 +238,8 @@ def api_error_of(error: BaseException) -> ApiError:
         more = {name.decode(): value.decode() for name, value in headers}
         return ApiError(status, text, kind=SERVER, code=code, headers=more)
     if isinstance(cause, PierheadError):
+        if is_internal(cause):
+            cause = hidden(cause, cause, "a call of a model")
         return ApiError(cause.http_status, cause.message, kind=SERVER, code="internal")
     if isinstance(cause, StopAsyncIteration):
         return ApiError(500, "the model's answer is empty; look at its log", kind=SERVER, code="internal")
