@@ -17,10 +17,12 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from aiohttp import WSServerHandshakeError
+from fastapi import FastAPI, WebSocket
 from pierhead import rayserve as serve
 from pierhead.errors import BadRequest, SettingsError
 from pierhead.metrics import PROCESS
-from pierhead.rayserve.config import AutoscalingConfig, gRPCOptions
+from pierhead.rayserve.config import AutoscalingConfig, HTTPOptions, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
@@ -30,6 +32,7 @@ from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import GOOD_S, Seal, copied, failure_of, seal, write_secret
+from pierhead.rayserve.proxy import RayServeProxy
 from pierhead.rayserve.responses import answer, warm
 from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
@@ -188,6 +191,24 @@ async def test_a_test_runs_an_application_in_its_loop() -> None:
         assert await DeploymentHandle[Any]("Doubler").remote(5) == 10
     with pytest.raises(RayServeException, match="does not exist"):
         DeploymentHandle[Any]("Doubler").remote(5)
+
+
+_SOCKETS = FastAPI()
+
+
+@serve.deployment
+@serve.ingress(_SOCKETS)
+class Waits:
+    @_SOCKETS.websocket("/socket")  # type: ignore[untyped-decorator]
+    async def socket(self, socket: WebSocket) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_websocket_that_is_not_accepted_in_time_is_refused() -> None:
+    async with local(Waits.bind()) as running:
+        with pytest.raises(WSServerHandshakeError) as caught:
+            await running.http.ws_connect("/socket", headers={"x-request-timeout-seconds": "0.1"})
+        assert caught.value.status == 408
 
 
 # ---- user code in threads
@@ -590,3 +611,29 @@ async def test_a_time_of_the_requests_own_is_answered_whichever_timer_is_first(
     await asyncio.wait([task])
     assert [each["status"] for each in sent if "status" in each] == statuses
     assert task.cancelled() == (not statuses)
+
+
+_NOT_FOUND = b"Path '/nowhere' not found. Ping http://.../-/routes for available routes."
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ({"type": "http"}, [("http.response.start", 404), ("http.response.body", _NOT_FOUND)]),
+        ({"type": "websocket"}, [("websocket.close", None)]),
+        (
+            {"type": "websocket", "extensions": {"websocket.http.response": {}}},
+            [("websocket.http.response.start", 404), ("websocket.http.response.body", _NOT_FOUND)],
+        ),
+    ],
+)
+async def test_an_unknown_path_is_answered_as_the_scope_allows(
+    scope: dict[str, Any], expected: list[tuple[str, Any]]
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await RayServeProxy({}, HTTPOptions())({"path": "/nowhere", "headers": [], **scope}, AsyncMock(), send)
+    assert [(each["type"], each.get("status") or each.get("body")) for each in sent] == expected
