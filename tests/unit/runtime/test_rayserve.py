@@ -20,13 +20,20 @@ import pytest
 from aiohttp import WSServerHandshakeError
 from fastapi import FastAPI, WebSocket
 from pierhead import rayserve as serve
+from pierhead.calls.absence import stopped
+from pierhead.calls.replica import ReplicaListing
 from pierhead.errors import BadRequest, SettingsError
 from pierhead.metrics import PROCESS
 from pierhead.rayserve.config import AutoscalingConfig, HTTPOptions, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
-from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
+from pierhead.rayserve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RayTaskError,
+)
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.metrics import Counter
@@ -40,7 +47,7 @@ from pierhead.rayserve.services import bound_of
 from pierhead.request import CURRENT, RequestContext
 from pierhead.testing import local
 
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_S, until
 
 # ---- options
 
@@ -191,6 +198,14 @@ async def test_a_test_runs_an_application_in_its_loop() -> None:
         assert await DeploymentHandle[Any]("Doubler").remote(5) == 10
     with pytest.raises(RayServeException, match="does not exist"):
         DeploymentHandle[Any]("Doubler").remote(5)
+
+
+async def test_a_broadcast_to_a_deployment_that_has_ended_fails_at_once() -> None:
+    async with _run_of(Doubler.bind()) as running:
+        assert await running.handle().broadcast("__call__", 4).results_async(timeout_s=PATIENCE_S) == [8]
+        running._pool().update(ReplicaListing(absence=stopped))
+        with pytest.raises(DeploymentUnavailableError):
+            await running.handle().broadcast("__call__", 4).results_async(timeout_s=5)
 
 
 _SOCKETS = FastAPI()
