@@ -263,6 +263,33 @@ async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     await deployed.close()
 
 
+async def test_a_request_waits_for_the_thread_of_a_cancelled_call_and_returns_its_own_place_alone() -> None:
+    _BEGUN.clear()
+    _MAY_END.clear()
+    places: list[int] = []
+    async with _run_of(Blocks.bind()) as running:
+        [service] = running._runner.services.values()
+        [replica] = service.replicas.values()
+        admission = replica.server.edge.admission
+        call = running.handle().remote()
+        assert await asyncio.to_thread(_BEGUN.wait, 5)
+        call.cancel()
+
+        async def request() -> None:
+            async with running.at_a_replica(_RequestContext("r")):
+                places.append(admission.ongoing)
+
+        requests = [asyncio.create_task(request()) for _ in range(2)]
+        await asyncio.wait(requests, timeout=0.2)
+        began_before_the_thread_ended = places[:]
+        _MAY_END.set()
+        await asyncio.wait_for(asyncio.gather(*requests), PATIENCE_S)
+        await until(lambda: admission.ongoing <= 0, "the requests have ended")
+        assert (began_before_the_thread_ended, places, admission.ongoing) == ([], [1, 1], 0)
+        [seen] = running._pool().replicas()
+        assert (seen.inflight, seen.full) == (0, False)
+
+
 _YIELDED: list[int] = []
 _CLOSED = threading.Event()
 
