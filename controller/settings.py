@@ -36,6 +36,15 @@ def api_socket(project: str, directory: Path = API_SOCKETS) -> Path:
     return directory / f"{project}.sock"
 
 
+def network(text: str) -> str:
+    """An address or a network in its shortest form. Raises ValueError, also for an address with a zone (`%eth0`), which
+    HAProxy does not take.
+    """
+    if "%" in text:
+        raise ValueError(text)
+    return str(ipaddress.ip_network(text))
+
+
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
     """Bounds at HAProxy, for connections and for what it tells, and whom it believes. A bound of one client address
@@ -246,7 +255,7 @@ class _EnvironmentReader:
         found = []
         for text in (self._env.get(name) or "").replace(",", " ").split():
             try:
-                found.append(str(ipaddress.ip_network(text)))
+                found.append(network(text))
             except ValueError:
                 self.problems.append(
                     f"{name}: expected an address or a network such as 10.0.0.0/8, with zeros after its first 8 bits, "

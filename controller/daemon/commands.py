@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..desired.deployer import Deployer
 from ..engines.base import NO_MARKS, ClusterEngine
-from ..errors import InvalidRequest, NoReadyReplica, SpecError, UnknownService
+from ..errors import ControllerError, InvalidRequest, NoReadyReplica, SpecError, UnknownService
 from ..files.watch import SpecWatch
 from ..model.desired import Revision
 from ..model.phases import is_ready, phase_of
@@ -94,9 +94,15 @@ class Commands:
         Without `is_watched` no version bakes. Files and images are read again first, so an edit just before counts.
         Raises UnknownService, SpecError, StoreError, ControllerError (the loop does not look), EngineUnreachable.
         """
+        await self._read_files()
+        return await self._roll_out(services, is_watched=is_watched)
+
+    async def _read_files(self) -> None:
         await self._specs.read_again()
         if self._specs.problems:
             raise SpecError(self._specs.problems)
+
+    async def _roll_out(self, services: Sequence[str] | None, *, is_watched: bool) -> Mapping[str, str]:
         await self._look_again()
         names = sorted(self._specs.known_spec().services) if services is None else services
         for name in names:
@@ -111,14 +117,24 @@ class Commands:
         Raises InvalidRequest where another version than the files' runs, and what `deploy` raises.
         """
         self._specs.known(service)
+        await self._read_files()
         row = self._deployer.directions.rows.get(service)
         if row is None or row.state.rollout is not None or row.state.stable != row.offered:
             raise InvalidRequest(
                 f"{service}: it does not run the version of the files, or not alone, so it is not restarted; "
                 f"`pierhead deploy {service}` rolls that version out"
             )
-        self._store.restarts.put(service, f"{self._clock():.3f}")
-        sentences = await self.deploy([service], is_watched=False)
+        restarts = self._store.restarts
+        before = restarts.get(service)
+        restarts.put(service, f"{self._clock():.3f}")
+        try:
+            sentences = await self._roll_out([service], is_watched=False)
+        except ControllerError:  # it says that nothing was changed
+            if before is None:
+                restarts.drop(service)
+            else:
+                restarts.put(service, before)
+            raise
         return f"its replicas are replaced: {sentences[service]}"
 
     async def roll_back(self, service: str, to: str | None) -> str:

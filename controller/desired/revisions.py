@@ -56,6 +56,7 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
         metrics_port=then.metrics_port,
         metrics_path=then.metrics_path,
         gpu=then.gpu,
+        has_socket=then.has_socket,
         managed=then.managed,
         user_config=then.user_config,
         container={**then.container, "Image": revision.image_id},

@@ -74,7 +74,7 @@ class DockerMachine:
         for one in replicas:
             by_service.setdefault(one.service, []).append(one)
         now = self._clock()
-        self._known = {key: known for key, known in self._known.items() if now - known[0] < ASK_AGAIN_S}
+        self._known = {key: known for key, known in self._known.items() if 0 <= now - known[0] < ASK_AGAIN_S}
         found = {}
         for service, ours in by_service.items():
             if all(now - one.created_at > LATELY_S for one in ours):

@@ -17,6 +17,8 @@ from ..errors import InvalidRequest
 from .watch import EventRecorder
 
 LOOK_S = 2.0
+AGAIN_S = 30.0
+"""Time between checks of files that are wrong and unchanged."""
 REPLACE = "put a new one in its place"
 SOON_S, SOON_SHARE = 14 * 86_400, 0.25
 """What ends within this time is reported if that is also less than this share of its lifetime: private authorities
@@ -90,17 +92,29 @@ class PemFiles:
 
 def read_files(kind: PemKind, root: Path, directory: str, now: float) -> PemFiles:
     """Read and check every .pem file of a directory of the project. Raises WrongFiles."""
+    return _checked(kind, root, directory, now, PemFiles({}, {}))[0]
+
+
+def _checked(
+    kind: PemKind, root: Path, directory: str, now: float, former: PemFiles
+) -> tuple[PemFiles, tuple[str, ...]]:
+    """The files that can be used, and what is wrong with the others: the former file of that name takes the place of a
+    wrong one. Raises WrongFiles where there are no files, and for a wrong one where there are no former ones.
+    """
     texts, validity, problems = dict[str, str](), dict[str, Validity](), list[str]()
     for path in _paths(kind, root, directory):
+        valid: Validity | None
         try:
             texts[path.name], valid = kind.check(path, _text(path, root), now)
         except Wrong as wrong:
             problems.append(f"{path}: {wrong}")
-        else:
-            validity |= {} if valid is None else {str(path): valid}
-    if problems:
+            if path.name not in former.files:
+                continue
+            texts[path.name], valid = former.files[path.name], former.validity.get(str(path))
+        validity |= {} if valid is None else {str(path): valid}
+    if problems and not former.files:
         raise WrongFiles(*problems)
-    return PemFiles(texts, validity)
+    return PemFiles(texts, validity), tuple(problems)
 
 
 def _paths(kind: PemKind, root: Path, directory: str) -> list[Path]:
@@ -165,8 +179,8 @@ class PemWatch:
         """Read the files; "" or the sentence for an event."""
         before, seen, name = self._wrong, self._fingerprint(), self.kind.name
         try:
-            good = read_files(self.kind, self.root, self.directory, self.wall())
-            is_new = good.files != self._good.files
+            good, wrong = _checked(self.kind, self.root, self.directory, self.wall(), self._good)
+            is_new = bool(good.files) and good.files != self._good.files
             if is_new:
                 self.use(good.files)
         except WrongFiles as error:
@@ -174,9 +188,10 @@ class PemWatch:
         except OSError as error:  # it is tried again
             self._wrong, self._seen = (f"the {name} cannot be copied for HAProxy ({error}): make room",), None
         else:
-            self._good, self._wrong, self._seen = good, (), seen
-            again = f"the {name} can be used again" if before else ""
-            return f"HAProxy gets the {name} {', '.join(good.files)}" if is_new else again
+            self._good, self._wrong, self._seen = good if good.files else self._good, wrong, seen
+            news = [f"HAProxy gets the {name} {', '.join(good.files)}"] if is_new else []
+            news += [f"the {name} can be used again"] if before and not wrong and not is_new else []
+            return "\n".join((*news, *(self.notices() if wrong and (is_new or before != wrong) else ())))
         return "\n".join(self.notices()) if before != self._wrong else ""
 
     async def run(self, events: EventRecorder, is_asked: Callable[[], bool] = lambda: True) -> None:
@@ -185,12 +200,15 @@ class PemWatch:
         """
         if self._wrong and is_asked():
             events.record(self.kind.event, "\n".join(self.notices()), outcome="failed")
-        before = self._seen
+        before, waited_s = self._seen, 0.0
         while True:
             await asyncio.sleep(LOOK_S)
+            waited_s += LOOK_S
             now = await asyncio.to_thread(self._fingerprint)
             settled, before = now == before, now
-            if settled and now != self._seen:
+            # Time alone makes some files right: a certificate begins, or the clock is set.
+            if settled and (now != self._seen or (self._wrong and waited_s >= AGAIN_S)):
+                waited_s = 0.0
                 words = await asyncio.to_thread(self.look)
                 if words and is_asked():
                     events.record(self.kind.event, words, outcome="failed" if self._wrong else "ok")

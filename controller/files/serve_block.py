@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ..model.spec import MOST_REPLICAS
 from ..model.text import shown
+from ..settings import network
 from .problems import Problems, at
 
 ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")
@@ -68,7 +69,7 @@ def _check_route(route: str) -> str:
 
 def _check_network(text: object) -> str:
     try:
-        return str(ipaddress.ip_network(str(text)))
+        return network(str(text))
     except ValueError:
         raise _expected("an address or a network, such as 10.0.0.0/8 (no bits set behind the slash's length)") from None
 

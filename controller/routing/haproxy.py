@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ..errors import RoutingError
 from ..model.actions import WriteKeys, WriteRouting
 from ..model.keys import KeySet
 from ..model.spec import ServiceSpec
@@ -87,11 +88,25 @@ class HAProxyRouter:
                     await asyncio.to_thread(published.keep_only, published.in_config(wanted))
             return
         if isinstance(action, WriteKeys):
-            # The file first: whatever happens then, a process that starts has no revoked key.
-            await asyncio.to_thread(self._write_keys, action.keys)
+            await self._write_keys(action)
+            return
         await self._process.perform(action)
 
-    def _write_keys(self, keys: KeySet) -> None:
+    async def _write_keys(self, action: WriteKeys) -> None:
+        """The file first: whatever happens then, a process that starts has no revoked key. A full disk does not keep a
+        revoked key in force.
+        """
+        try:
+            await asyncio.to_thread(self._write_keys_file, action.keys)
+        except OSError as error:
+            await self._process.perform(action)
+            raise RoutingError(
+                f"HAProxy has the keys of clients, but {self._keys_file} cannot be written ({error.strerror}): make "
+                "room on its disk. An HAProxy that starts has the former keys until the controller changes them"
+            ) from error
+        await self._process.perform(action)
+
+    def _write_keys_file(self, keys: KeySet) -> None:
         write(self._keys_file, haproxy_keys.file_text(haproxy_keys.entries(keys)))
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:

@@ -69,6 +69,8 @@ class ConfigFile:
         try:
             await self._master.reload()
             await self._new_worker(wanted)
+        except RoutingUnreachable:  # a worker with the new one may still come
+            raise
         except RoutingError:
             if previous and (await self._hash_now()) != wanted:
                 await asyncio.to_thread(write, self._path, previous)

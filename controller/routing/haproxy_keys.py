@@ -90,10 +90,14 @@ async def write(runtime: RuntimeSocket, master: MasterSocket, wanted: Mapping[st
         found = await known(runtime)
         if found is None:
             return
-        for lines in _together(commands(found, wanted)):
+        steps, ends = list(commands(found, wanted)), any(less(found, wanted))
+        for lines in _together(steps[:-1]):
             await runtime.ask_all(lines)
         await _forget(runtime, {found[sha256].partition("|")[0] for sha256 in found.keys() - wanted.keys()})
-        await _take_from_leaving(master, list(less(found, wanted)))
+        if ends or found.get(DIGEST) == _IN_PART:
+            await _take_from_leaving(master, wanted)
+        for line in steps[-1:]:  # the digest comes last: until HAProxy has it, all of this is tried again
+            await runtime.ask(line)
     except RoutingUnreachable:
         raise RoutingUnreachable("HAProxy does not answer, and has not all keys of clients yet") from None
     except RoutingError:
@@ -109,10 +113,11 @@ async def _forget(runtime: RuntimeSocket, names: Iterable[str]) -> None:
             continue
 
 
-async def _take_from_leaving(master: MasterSocket, lines: list[str]) -> None:
+async def _take_from_leaving(master: MasterSocket, wanted: Mapping[str, str]) -> None:
     """Workers that a reload has replaced still serve the connections that they have."""
-    for pid in await master.leaving_workers() if lines else ():
-        for line in lines:
+    for pid in await master.leaving_workers():
+        found = _entries_in(await master.ask_worker(pid, f"show map {MAP}"))
+        for line in less(found, wanted):
             await master.ask_worker(pid, line)
 
 
@@ -124,7 +129,11 @@ async def known(runtime: RuntimeSocket) -> dict[str, str] | None:
         if _ABSENT not in error.answer:
             raise
         return None
-    # Each line has an address, the key and the value.
+    return _entries_in(shown)
+
+
+def _entries_in(shown: str) -> dict[str, str]:
+    """Of the answer to `show map`: each line has an address, the key and the value."""
     return {parts[1]: parts[2] for line in shown.splitlines() if len(parts := line.split()) == 3}
 
 

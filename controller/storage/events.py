@@ -115,8 +115,9 @@ class EventLog:
     def _counts_as_rest(self, event: Event) -> bool:
         """Count the event in its burst; return whether the event for the rest of the burst stands for it."""
         key = (event.kind, event.service, event.outcome)
-        if key not in self._bursts or event.at - self._bursts[key].began_at > BURST_S:
-            self._bursts = {one: burst for one, burst in self._bursts.items() if event.at - burst.began_at <= BURST_S}
+        # A burst that began later than now did so before the clock was set back.
+        self._bursts = {one: burst for one, burst in self._bursts.items() if 0 <= event.at - burst.began_at <= BURST_S}
+        if key not in self._bursts:
             self._bursts[key] = _Burst(event.at)
         burst = self._bursts[key]
         burst.count += 1

@@ -107,6 +107,10 @@ fi
 
 while :; do
   now=$(date +%s)
+  if [ $((next - now)) -gt "$most_delay_s" ]; then # the clock was ahead when the attempt failed
+    next=$((now + delay))
+    sed -i "2s/.*/$next/" "$place/failure" || say "the time of the next attempt is not stored"
+  fi
   # After a failed attempt, also one that SIGHUP asked for, there is another one.
   if [ -n "$asked" ] || { [ "$now" -ge "$next" ] && { [ "$next" -gt 0 ] || is_due; }; }; then
     is_answered || say "waiting until HAProxy answers for the account"

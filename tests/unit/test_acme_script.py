@@ -148,6 +148,20 @@ def test_after_failures_it_waits_longer_and_longer_also_across_restarts(containe
         assert not (container.place / "failure").exists()
 
 
+def test_an_attempt_that_failed_while_the_clock_was_ahead_is_not_waited_for(container: Container) -> None:
+    ahead = int(time.time()) + 365 * 86400
+    write(container.place / "failure", f"refused\n{ahead}\n{WANTED}\n")
+    with container.running():
+        container.waits(299, 300)
+        why, next_at, wanted = container.lines("failure")
+        assert 290 <= int(next_at) - time.time() <= 300, "which the status shows"
+        assert (why, wanted) == ("refused", WANTED)
+    assert container.attempts == 0
+    write(container.place / "failure", f"refused\n{int(time.time()) + 21600}\n{WANTED}\n")
+    with container.running():
+        container.waits(21500, 21600)
+
+
 def test_no_server_is_asked_before_haproxy_answers_for_the_account(container: Container) -> None:
     (container.place / "haproxy").unlink()
     with container.running() as process:

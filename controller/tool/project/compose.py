@@ -33,6 +33,11 @@ class Compose:
         """What Compose takes for a variable."""
         return self.variables[name] if name in self.variables else self.stack.setting(name, default)
 
+    @property
+    def profiles(self) -> list[str]:
+        """Those that COMPOSE_PROFILES names."""
+        return [name.strip() for name in self.setting("COMPOSE_PROFILES").split(",")]
+
     def having(self, **variables: str) -> Compose:
         """The same with other variables."""
         return Compose(self.stack, {**self.variables, **variables})

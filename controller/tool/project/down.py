@@ -99,9 +99,16 @@ def _remove_images(stack: ProjectStack) -> None:
 
 
 def _listed(stack: ProjectStack, *words: str) -> list[str]:
-    """What a command of Docker's lists of the stack."""
+    """What a command of Docker's lists of the stack. Raises NotRemoved where it fails."""
     of_ours = f"label=com.docker.compose.project={stack.name}"
-    return stack.programs.read("docker", *words, "--filter", of_ours).lines
+    listed = stack.programs.read("docker", *words, "--filter", of_ours)
+    if listed.status:
+        command = " ".join(("docker", *words))
+        raise NotRemoved(
+            f"something of the stack may be left: `{command}` failed ({listed.reason}). Repeat the command when "
+            f"`{command}` works."
+        )
+    return listed.lines
 
 
 def _remove(

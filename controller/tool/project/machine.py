@@ -35,7 +35,7 @@ _PROCESS = re.compile(r'users:\(\("(?P<name>[^"]*)",pid=(?P<pid>\d+)')
 
 def has_grafana(compose: Compose) -> bool:
     """Whether Grafana is asked for."""
-    return compose.setting("COMPOSE_PROFILES") == "grafana"
+    return "grafana" in compose.profiles
 
 
 def address(stack: ProjectStack, name: str, path: str = "") -> str:

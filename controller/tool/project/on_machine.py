@@ -41,11 +41,12 @@ class OnMachine:
         image = str(compose.services().get("grafana", {}).get("image") or "")
         if not image.startswith("grafana/") or self._has_image(image):
             return compose
+        others = ",".join(name for name in compose.profiles if name != "grafana")
         self.say(
             f"Continuing without Grafana: no registry gives {image} "
-            "(plain Compose: COMPOSE_PROFILES= docker compose up)."
+            f"(plain Compose: COMPOSE_PROFILES={others} docker compose up)."
         )
-        return compose.having(COMPOSE_PROFILES="")
+        return compose.having(COMPOSE_PROFILES=others)
 
     def replicated(self) -> Sequence[str]:
         """The services that have replicas now."""

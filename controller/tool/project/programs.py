@@ -37,6 +37,11 @@ class Done:
         """The lines of a successful program's output; none of one that failed."""
         return self.output.splitlines() if self.status == 0 else []
 
+    @property
+    def reason(self) -> str:
+        """Why a program failed, on one line: what it said, else its status."""
+        return " ".join(self.errors.split()) or f"exit status {self.status}"
+
 
 class Told(ControllerError):
     """A program has failed, and has said why."""

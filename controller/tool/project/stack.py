@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import ControllerError
+from ...errors import ControllerError, InvalidRequest
 from ...settings import DEFAULT_TOKENS, api_socket
 from . import stack_files
 from .engines import ProjectEngine, own_program
 from .env_file import EnvFile, setting
-from .programs import Programs
+from .programs import Done, Programs
 from .project import Project, engine_of
 
 OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
@@ -176,7 +176,7 @@ class ProjectStack:
     def controller(self) -> ControllerContainer | None:
         """The running controller; None where none runs or the engine does not answer."""
         form = '{{.ID}}\t{{.Label "com.docker.compose.project.working_dir"}}\t{{.Ports}}'
-        for line in self._containers(form, service="controller")[:1]:
+        for line in self._containers(form, service="controller").lines[:1]:
             identity, directory, ports = (*line.split("\t"), "", "")[:3]
             published = _PUBLISHED.search(ports)
             return ControllerContainer(identity, directory, _url(published) if published else "")
@@ -184,13 +184,13 @@ class ProjectStack:
 
     def container(self, service: str) -> str:
         """The id of the running container of one of the stack's own services; "" where there is none."""
-        return next(iter(self._containers("{{.ID}}", service=service)), "")
+        return next(iter(self._containers("{{.ID}}", service=service).lines), "")
 
-    def _containers(self, form: str, *options: str, service: str = "") -> list[str]:
+    def _containers(self, form: str, *options: str, service: str = "") -> Done:
         """What `docker ps` prints, in this form, of the stack's containers without those of `docker compose run`."""
         labels = (f"project={self.name}", *([f"service={service}"] if service else []), "oneoff=False")
         filters = [word for label in labels for word in ("--filter", f"label=com.docker.compose.{label}")]
-        return self.programs.read("docker", "ps", *options, *filters, "--format", form).lines
+        return self.programs.read("docker", "ps", *options, *filters, "--format", form)
 
     def engine_answers(self) -> bool:
         """Whether this user may ask the Docker Engine, and it answers."""
@@ -206,11 +206,15 @@ class ProjectStack:
     def of_another(self, *options: str) -> str:
         """Another clone, or directory, that started what runs under this stack's name; "" where there is none.
 
-        `options` of `docker ps`.
+        `options` of `docker ps`. Raises InvalidRequest where that fails.
         """
-        form = '{{.Label "com.docker.compose.project.working_dir"}}'
-        places = self._containers(form, *options)
-        return next((started_from(place) for place in places if self.is_elsewhere(place)), "")
+        listed = self._containers('{{.Label "com.docker.compose.project.working_dir"}}', *options)
+        if listed.status:
+            raise InvalidRequest(
+                f'it is not known whether another {self.kind} started the stack named "{self.name}": `docker ps` '
+                f"failed ({listed.reason}). Repeat the command when `docker ps` works. Nothing was changed."
+            )
+        return next((started_from(place) for place in listed.lines if self.is_elsewhere(place)), "")
 
     def difference(self, running: str) -> str:
         """In one line, how the files of the running stack and those that are named differ; "" where they do not."""

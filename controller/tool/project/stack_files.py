@@ -26,7 +26,7 @@ TLS_FILES = {"files": f"{DIRECTORY}/tls.yaml", "acme": f"{DIRECTORY}/acme.yaml"}
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BUILD = "build"
-"""Written last: which build everything else is of."""
+"""Written last: which build has last brought everything else."""
 _LEFT_OUT = ("__pycache__", ".pytest_cache", ".DS_Store")
 
 _GRAFANA = re.compile(rb"^  grafana:\n(?:    .*\n|\n)+", re.MULTILINE)
@@ -79,7 +79,7 @@ def build() -> str:
 
 
 def written_build(project: Path) -> str:
-    """The build that the project's copy is of; "" = there is none, or it is not complete."""
+    """The build of the project's last complete copy; "" = no copy was completed yet."""
     try:
         return (project / DIRECTORY / _BUILD).read_text().strip()
     except OSError:
@@ -106,9 +106,9 @@ def write(project: Path, *, has_grafana: bool = False) -> None:
         wanted[file] = _INCLUDE.format(version=release(), directory=DIRECTORY, path=path).encode()
     wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={release()}\n".encode()
     wanted[".gitignore"] = b"*\n"
-    (target / _BUILD).unlink(missing_ok=True)
+    wanted[_BUILD] = f"{build()}\n".encode()
     _remove_others(target, wanted)
-    for path, content in {**wanted, _BUILD: f"{build()}\n".encode()}.items():
+    for path, content in wanted.items():
         _write(target / path, content)
 
 

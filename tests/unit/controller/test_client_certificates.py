@@ -109,8 +109,8 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root, self.used, self.events = root, list[Mapping[str, str]](), list[tuple[str, EventOutcome]]()
-        self.disk_is_full = False
-        self.watch = PemWatch(CERTIFICATES, root, "tls", self.use, lambda: NOW)
+        self.disk_is_full, self.now = False, NOW
+        self.watch = PemWatch(CERTIFICATES, root, "tls", self.use, lambda: self.now)
 
     def use(self, files: Mapping[str, str]) -> None:
         if self.disk_is_full:
@@ -171,6 +171,34 @@ async def test_a_wrong_file_at_the_start_is_an_event_and_the_former_text_ends_it
     assert [outcome for _, outcome in world.events] == ["failed", "ok"]
     assert world.events[-1][0] == "the certificates can be used again"
     assert len(world.used) == 1, "HAProxy has it already"
+
+
+async def test_a_file_that_became_wrong_does_not_keep_the_others_from_being_renewed(world: World) -> None:
+    a, b = (world.root / "tls" / f"{name}.pem" for name in "ab")
+    world.watch.look()
+    ends = "".join(made("b.test", now=NOW, ends=1))
+    await world.while_watching(lambda: write(b, ends), lambda: len(world.used) == 2)
+    world.now = NOW + 2 * DAY_S
+    renewed = "".join(made("a.test", now=world.now))
+    await world.while_watching(lambda: write(a, renewed), lambda: len(world.used) == 3)
+    assert world.used[-1] == {"a.pem": renewed, "b.pem": ends}
+    assert any(f"{b}: its certificate ended" in notice for notice in world.watch.notices())
+
+
+async def test_a_certificate_that_is_not_valid_yet_is_used_when_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pem, "AGAIN_S", 0.03)
+    world.watch.look()
+    later = "".join(made("a.test", now=NOW, begins=1))
+    await world.while_watching(lambda: write(world.root / "tls" / "a.pem", later), lambda: bool(world.events))
+    assert len(world.used) == 1
+
+    def wait_a_day() -> None:
+        world.now = NOW + 2 * DAY_S
+
+    await world.while_watching(wait_a_day, lambda: len(world.used) == 2)
+    assert world.used[-1] == {"a.pem": later}
 
 
 async def test_files_that_cannot_be_copied_are_tried_again(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from controller.errors import InvalidRequest
 from controller.tool.project.down import NotRemoved, down
-from controller.tool.project.programs import Done
+from controller.tool.project.programs import TIMED_OUT, Done
 from controller.tool.project.project import Project
 from controller.tool.project.stack import ProjectStack
 from tests.fakes.fake_programs import FakePrograms
@@ -17,6 +17,7 @@ from tests.fakes.fake_programs import FakePrograms
 ROOT = Path(__file__).resolve().parents[3]
 FINE: Mapping[str, Done | str] = {"^docker (info|compose|rm|volume|network|image|ps)": ""}
 ANOTHERS = {"ps --all .*working_dir": "\n/home/somebody/pierhead/compose\n"}
+SLOW = Done(TIMED_OUT, errors="docker did not end within 10 s")
 OF_THE_PROJECT = "--filter label=com.docker.compose.project=pierhead"
 
 
@@ -79,9 +80,14 @@ def test_with_a_broken_file_of_the_users_the_stack_is_removed_by_its_own_file() 
         ({"info": Done(1)}, InvalidRequest, "the Docker Engine does not answer, and what is left"),
         ({"compose --progress": Done(1)}, NotRemoved, "Fix that, then run `make down` again."),
         ({"volume ls": "v\n", "volume rm": Done(1)}, NotRemoved, "Fix that, then run `make down VOLUMES=1` again."),
+        ({"ps --all --quiet": SLOW}, NotRemoved, f"`docker ps --all --quiet` failed ({SLOW.errors}). Repeat"),
+        ({"network ls": Done(125)}, NotRemoved, "`docker network ls --quiet` failed (exit status 125). Repeat"),
+        ({"volume ls": SLOW}, NotRemoved, "`docker volume ls --quiet` failed (docker did not end"),
+        ({"image ls .*dangling": SLOW}, NotRemoved, "`docker image ls --quiet --filter dangling=true` failed (docker"),
+        ({"ps --all .*working_dir": SLOW}, InvalidRequest, "Nothing was changed."),
     ],
 )
 def test_what_is_in_the_way_is_reported(docker: dict[str, Done | str], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as refusal:
-        removed(docker, volumes=True)
+        removed(docker, volumes=True, images=True)
     assert words in str(refusal.value)

@@ -314,6 +314,8 @@ def test_the_application_counts_only_where_several_services_have_the_grpc_servic
 def test_no_line_has_more_words_than_haproxy_takes() -> None:
     many = [replace(RANKER, name=f"ranker-{number}", application=f"shop-{number}") for number in range(100)]
     many += [replace(WEB, name=f"web-{number}", route=f"/web-{number}") for number in range(100)]
+    networks = tuple(f"10.0.{number}.0/24" for number in range(100))
+    many += [replace(one, name=f"{one.name}-for-some", allow=networks) for one in (many[0], many[-1])]
     longest = max(config.render(many).splitlines(), key=lambda line: len(shlex.split(line, comments=True)))
     assert len(shlex.split(longest, comments=True)) <= 64, longest
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,13 @@ from controller.daemon import assembly
 from controller.daemon import keys as key_commands
 from controller.daemon.callers import Gatekeeper
 from controller.desired.keys import KeysInForce
-from controller.errors import RoutingError
+from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import WriteKeys, WriteRouting
 from controller.model.keys import DAY_S, NO_KEYS, KeySet, ServiceKey, digest_of
 from controller.observe.key_uses import MOST_WRITES, KeyUses
 from controller.routing import haproxy_keys
+from controller.routing.haproxy import HAProxyRouter
+from controller.routing.haproxy_process import HAProxyProcess
 from controller.storage.file import StateFile
 from controller.storage.store import StateStore
 from tests.fakes.fake_router import FakeRouter
@@ -287,6 +290,72 @@ def test_the_commands_lead_from_any_map_to_any_other(before: list[ServiceKey], a
     assert (KeySet.of(tuple(before)).digest == KeySet.of(tuple(after)).digest) == (
         sorted(before, key=repr) == sorted(after, key=repr)
     )
+
+
+class Worker:
+    """The map of one of HAProxy's processes, by its commands."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self.map = dict(known)
+
+    async def ask(self, line: str) -> str:
+        verb, _, _, *entry = line.split(" ")
+        if verb == "show":
+            return "\n".join(f"0x1 {place} {value}" for place, value in self.map.items())
+        if verb == "del":
+            del self.map[entry[0]]
+        elif verb != "clear":
+            self.map[entry[0]] = entry[1]
+        return ""
+
+    async def ask_all(self, lines: Sequence[str]) -> list[str]:
+        return [await self.ask(line) for line in lines]
+
+
+class Master:
+    """It has one replaced worker, and does not answer at first."""
+
+    def __init__(self, replaced: Worker) -> None:
+        self.replaced, self.is_silent = replaced, True
+
+    async def leaving_workers(self) -> tuple[int, ...]:
+        if self.is_silent:
+            raise RoutingUnreachable("the master does not answer")
+        return (7,)
+
+    async def ask_worker(self, pid: int, line: str) -> str:
+        return await self.replaced.ask(line)
+
+
+async def test_a_revocation_is_tried_again_until_replaced_workers_have_it() -> None:
+    both, one = (dict(haproxy_keys.entries(KeySet.of(keys))) for keys in ((key("a"), key("b")), (key("a"),)))
+    worker, replaced = Worker(both), Worker(both)
+    master = Master(replaced)
+    with pytest.raises(RoutingUnreachable):
+        await haproxy_keys.write(cast("Any", worker), cast("Any", master), one)
+    assert worker.map.keys() == one.keys(), "the worker of new connections has it already"
+    assert worker.map[haproxy_keys.DIGEST] != one[haproxy_keys.DIGEST], "so that it is tried again"
+    master.is_silent = False
+    await haproxy_keys.write(cast("Any", worker), cast("Any", master), one)
+    assert worker.map == one
+    assert replaced.map.keys() == one.keys()
+
+
+async def test_a_full_disk_does_not_keep_a_revoked_key_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    async def perform(process: HAProxyProcess, action: WriteKeys) -> None:
+        told.append(action)
+
+    monkeypatch.setattr(HAProxyProcess, "perform", perform)
+    router = HAProxyRouter(tmp_path)
+    (tmp_path / haproxy_keys.FILE).mkdir()  # it cannot be written
+    action = WriteKeys(target="keys", keys=KeySet.of((key("a"),)), cause="revoked")
+    with pytest.raises(RoutingError, match=r"HAProxy has the keys of clients, but .* cannot be written"):
+        await router.perform(action)
+    assert told == [action]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -325,6 +326,43 @@ def test_the_copy_is_brought_to_the_build_of_the_tool_and_nothing_else_is_touche
     assert (copy / "compose" / "compose.yaml").stat().st_mtime_ns == kept
 
 
+@pytest.mark.parametrize("before", ["", "0123456789ab\n"], ids=["the same build", "an upgrade"])
+def test_the_copy_has_a_build_at_every_moment_of_a_later_up(
+    shop: Project, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one a command says that no stack runs."""
+    settled(shop)
+    build = shop.root / ".pierhead" / "build"
+    if before:
+        build.write_text(before)
+        (shop.root / ".pierhead" / "uv.lock").write_text("older\n")
+    written, seen, write = build.stat().st_mtime_ns, set[str](), stack_files._write
+
+    def spied(file: Path, content: bytes) -> None:
+        seen.add(stack_files.written_build(shop.root))
+        write(file, content)
+
+    monkeypatch.setattr(stack_files, "_write", spied)
+    settled(shop)
+    assert seen == {before.strip() or stack_files.build()}
+    assert stack_files.written_build(shop.root) == stack_files.build()
+    assert (build.stat().st_mtime_ns == written) is (not before)
+
+
+def test_an_upgrade_on_a_full_disk_leaves_the_build_that_runs(shop: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(shop)
+    (shop.root / ".pierhead" / "build").write_text("0123456789ab\n")
+    (shop.root / ".pierhead" / "uv.lock").write_text("older\n")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stack_files, "replace_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        settled(shop)
+    assert "was brought up by another build of this tool (0123456789ab; this" in typed(shop.root, "status").stderr
+
+
 @pytest.fixture
 def compose() -> Callable[..., str]:
     if shutil.which("docker") is None:
@@ -519,7 +557,7 @@ def test_a_directory_that_cannot_be_written(shop: Project) -> None:
     done = typed(shop.root, "up")
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "")
-    assert line.startswith(f"{shop.root}/.pierhead/")
+    assert line.startswith(f"{shop.root}/.pierhead cannot be written: ")
     assert line.endswith("Nothing was started.")
     assert not (shop.root / ".env").exists()
 

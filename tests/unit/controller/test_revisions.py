@@ -54,5 +54,14 @@ def test_limits_come_back_where_replicas_have_them_from_their_environment(manage
         assert getattr(back, name) == getattr(limits, name)
 
 
+@pytest.mark.parametrize("had_socket", [True, False])
+def test_replicas_of_a_version_listen_where_they_did(had_socket: bool) -> None:
+    """Their containers have the mount for a socket, or none."""
+    then, now = (replace(spec(), has_socket=has) for has in (had_socket, not had_socket))
+    back = made_as(now, recorded(then, "v1", "sha256:1", 1.0))
+    assert back is not None
+    assert back.has_socket is had_socket
+
+
 def test_a_record_that_is_none_is_no_spec() -> None:
     assert written(Revision("web", "v1", 1.0, "web:1", "sha256:1", '{"name": 7}')) is None

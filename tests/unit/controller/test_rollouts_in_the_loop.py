@@ -600,6 +600,23 @@ async def test_a_restart_replaces_every_replica_once(control: Control) -> None:
         assert phase(control) == ""
 
 
+async def test_a_restart_that_is_refused_changes_nothing(control: Control) -> None:
+    async with control.running() as controller:
+        await stable_at(control, web())
+        before = set(control.engine.containers)
+        control.source.edit(web(), error=SpecError(["services.web: it is wrong"]))
+        with pytest.raises(SpecError):
+            await controller.commands.restart("web")
+        control.source.edit(web())
+        control.engine.go_away()
+        with pytest.raises(EngineUnreachable, match="nothing was changed"):
+            await controller.commands.restart("web")
+        assert dict(control.store.restarts) == {}
+        control.engine.come_back()
+        await controller.loop.look_again()
+        assert (set(control.engine.containers), phase(control)) == (before, "")
+
+
 async def test_what_runs_another_version_than_the_files_is_not_restarted(control: Control) -> None:
     """It would begin the version of the files, which was not asked for."""
     async with control.running() as controller:

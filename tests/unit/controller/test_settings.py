@@ -40,7 +40,7 @@ def test_trusted_proxies(tmp_path: Path) -> None:
     for text in ("10.1.2.3,10.2.0.0/16, 2001:DB8::/32", " 10.1.2.3 10.2.0.0/16\t2001:db8::/32 "):
         named = Settings.from_env(env | {"PIERHEAD_TRUSTED_PROXIES": text}).edge.trusted_proxies
         assert named == ("10.1.2.3/32", "10.2.0.0/16", "2001:db8::/32")
-    for wrong in ("proxy", "10.0.0.1/8", "10.0.0.0/33"):
+    for wrong in ("proxy", "10.0.0.1/8", "10.0.0.0/33", "fe80::1%eth0"):
         words = f"a network such as 10.0.0.0/8, with zeros after its first 8 bits, found '{wrong}'"
         with pytest.raises(SettingsError, match=f"^PIERHEAD_TRUSTED_PROXIES: expected an address or {words}$"):
             Settings.from_env(env | {"PIERHEAD_TRUSTED_PROXIES": f"10.1.2.3, {wrong}"})

@@ -403,6 +403,7 @@ A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "2GiB"'
         # Bounds.
         ({"replicas": -1}, "replicas: expected an integer >= 0, found -1"),
         ({"replicas": 1001}, "replicas: expected at most 1000 replicas, found 1001"),
+        ({"allow": ["fe80::1%eth0"]}, "allow[0]: expected an address or a network, such as 10.0.0.0/8 "),
         ({"max_queued_requests": -2}, "max_queued_requests: expected an integer from -1 to 1000000, found -2"),
         ({"graceful_shutdown_wait_loop_s": 0}, f"graceful_shutdown_wait_loop_s: {SECONDS} 0.25 to 86400, found 0"),
         # Keys that do not exist, and those of other systems or earlier versions.

@@ -298,6 +298,9 @@ def test_the_rest_of_a_burst_is_one_entry_with_a_count(tmp_path: Path) -> None:
     now[0] += BURST_S
     log.record("create_container", "create web-9999", service="web", target="web-9999", outcome="ok")
     assert log.select()[-1].event.message == "create web-9999", "later events are listed one by one"
+    now[0] = 1.0
+    log.record("create_container", "create web-1", service="web", target="web-1", outcome="ok")
+    assert log.select()[-1].event.target == "web-1", "so are those after the clock was set back"
     store.close()
 
 

@@ -164,6 +164,10 @@ def test_what_serves_is_waited_for_and_rollouts_in_progress_are_reported() -> No
     [
         ({r"ps --filter .*working_dir": f"\n{ANOTHERS}\n"}, 'a stack named "pierhead" runs from another clone: /home/'),
         (
+            {r"ps --filter .*working_dir": Done(124, errors="docker did not end within 10 s")},
+            'it is not known whether another clone started the stack named "pierhead": `docker ps` failed (docker did',
+        ),
+        (
             {"config$": Done(15, errors="yaml: line 3\n")},
             "Compose cannot read the stack's files (a.yaml): yaml: line 3",
         ),
@@ -502,16 +506,24 @@ def test_up_says_that_it_replaces_haproxy_and_does_so_before_the_rest(change: st
     assert (steps == ["Replacing HAProxy", "Starting the stack"]) is (change == "Recreate")
 
 
-def test_grafana_is_left_out_where_no_registry_gives_it() -> None:
+@pytest.mark.parametrize(
+    ("profiles", "others"), [("grafana", ""), ("grafana,nightly", "nightly"), ("nightly, grafana,dev", "nightly,dev")]
+)
+def test_grafana_is_left_out_where_no_registry_gives_it(profiles: str, others: str) -> None:
     services = {**SERVICES, "grafana": {"image": "grafana/grafana:1"}}
-    user = User({"inspect grafana": Done(1)}, {"COMPOSE_PROFILES": "grafana"}, services=services)
+    user = User({"inspect grafana": Done(1)}, {"COMPOSE_PROFILES": profiles}, services=services)
     user.types_up()
-    assert user.said[0].startswith("Continuing without Grafana: no registry gives grafana/grafana:1 (plain Compose: ")
-    assert user.programs.variables[-1]["COMPOSE_PROFILES"] == ""
-    has_it = User({}, {"COMPOSE_PROFILES": "grafana"}, services=services)
+    assert user.said[0] == (
+        "Continuing without Grafana: no registry gives grafana/grafana:1 "
+        f"(plain Compose: COMPOSE_PROFILES={others} docker compose up)."
+    )
+    assert user.programs.variables[-1]["COMPOSE_PROFILES"] == others
+    has_it = User({}, {"COMPOSE_PROFILES": profiles}, services=services)
     has_it.types_up()
     assert "COMPOSE_PROFILES" not in has_it.programs.variables[-1]
     assert any(f"{HTTP}:3000" in line for line in has_it.said)
+    taken = User({}, {"COMPOSE_PROFILES": profiles}, services=services, listening=frozenset({f"{HTTP}:3000"}))
+    assert taken.is_refused().startswith("port 3000 (PIERHEAD_GRAFANA_PORT) is taken by ")
 
 
 def test_nothing_is_built_where_the_user_says_so() -> None:

@@ -247,7 +247,9 @@ async def test_a_cancelled_def_method_is_in_flight_until_it_ends(cluster: Cluste
     scorer: Any = handle_on(Scorer, HandleChannel("scorer"))
     with pytest.raises(DeadlineExceeded):
         await options(scorer, timeout_s=0.1).block()
-    assert (server.readiness().ongoing, service.running) == (1, 1)
+    for _ in range(10):  # the replica's own deadline, and that its caller has ended the call
+        await asyncio.sleep(0.01)
+        assert (server.readiness().ongoing, service.running) == (1, 1)
     service.gate.set()
     await until(lambda: server.readiness().ongoing == 0, "it has ended")
 

@@ -91,6 +91,8 @@ class Site:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"one\n")
+        if request.query.get("fail") == "409":
+            raise web.HTTPConflict(text="in the middle")
         if "fail" in request.query:
             raise ValueError("in the middle")
         return response
@@ -529,12 +531,13 @@ async def test_a_client_that_leaves_after_its_deadline_counts_as_answered_too_la
     assert codes == [counted]
 
 
+@pytest.mark.parametrize("how", ["1", "409"])
 async def test_a_failure_after_the_response_has_begun_cuts_the_connection(
-    cluster: Cluster, each_site: AnySite, client: ClientSession
+    cluster: Cluster, each_site: AnySite, client: ClientSession, how: str
 ) -> None:
     _, url = await start(cluster, each_site)
     with pytest.raises((ClientPayloadError, ClientConnectionError)):
-        async with client.get(f"{url}/stream?fail=1") as response:
+        async with client.get(f"{url}/stream?fail={how}") as response:
             await response.read()
     async with client.get(f"{url}/items/1") as response:
         assert response.status == 200

@@ -39,3 +39,22 @@ async def test_replies_of_streams_share_a_packet_within_the_pace_and_no_other_fr
     assert written[5:] == [(11 / 4, [9])]
     assert not outbox.queued
     writer.cancel()
+
+
+async def test_what_was_not_written_counts_as_not_sent() -> None:
+    outbox, written = Outbox(), list[bytes]()
+
+    async def write(raw: bytes) -> None:
+        if written:
+            raise ConnectionResetError("the other side is gone")
+        written.append(raw)
+
+    writer = asyncio.create_task(outbox.write_all(write))
+    for call in (1, 2):
+        outbox.frames().add(call=call)
+        outbox.latest = call
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(ConnectionResetError):
+        await writer
+    assert (len(written), outbox.sent) == (1, 1)

@@ -53,6 +53,9 @@ class Kernel(asyncio.Transport):
     def abort(self) -> None:
         self.is_aborted = True
 
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
 
 def connected() -> tuple[PacketSocket, Kernel]:
     stream, kernel = PacketSocket(), Kernel()
@@ -88,6 +91,14 @@ async def test_a_packet_above_the_bound_is_not_waited_for() -> None:
     assert await stream.read() == b"one"
     with pytest.raises(LaneBrokenError, match="4194305 bytes; at most 4194304"):
         await stream.read()
+
+
+async def test_a_packet_for_a_connection_that_closes_is_refused() -> None:
+    stream, kernel = connected()
+    stream.cancel()
+    with pytest.raises(ConnectionResetError):
+        await stream.write(b"one")
+    assert kernel.written == b""
 
 
 @pytest.mark.parametrize("size", [0, 1000, QUEUE_BYTES // 2])

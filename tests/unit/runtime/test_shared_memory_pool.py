@@ -61,6 +61,16 @@ def test_no_region_is_filled_again_while_somebody_may_read_it(steps: list[tuple[
     assert (len(pool), pool.bytes) == (0, 0)
 
 
+def test_a_region_that_is_filled_again_waits_for_no_call_of_its_former_content() -> None:
+    pool = RegionPool(LIMIT, lambda: bytes(16))
+    for _ in range(2):
+        region = pool.take(4096, "one")
+        assert region is not None
+        assert region.calls == 0
+        region.calls += 1  # its end is noticed later
+        pool.let_go(region.name, region.generation, 0.0)
+
+
 @given(st.integers(1, 2**40))
 def test_a_region_wastes_at_most_a_quarter(length: int) -> None:
     size = capacity(length)

@@ -185,7 +185,9 @@ class Gate:
         """The response for an exception of the handler."""
         if not visit.entered:
             await self.resolve(request)
-        if isinstance(error, web.HTTPException):
+        in_socket = isinstance(visit.socket, web.WebSocketResponse) and visit.socket.prepared
+        has_begun = in_socket or request.writer.output_size > 0
+        if isinstance(error, web.HTTPException) and not has_begun:
             # A redirect is an answer, not an error.
             if error.status < 400:
                 return error
@@ -197,10 +199,10 @@ class Gate:
         known = None if _left(request, error, visit) else visit.known(error, label)
         if known is None:
             raise error
-        if isinstance(visit.socket, web.WebSocketResponse) and visit.socket.prepared:
+        if isinstance(visit.socket, web.WebSocketResponse) and in_socket:
             await visit.socket.close(code=INTERNAL_ERROR, message=known.kind.encode())
             return visit.socket
-        if request.writer.output_size > 0:
+        if has_begun:
             # Part of the response was sent; an error response after it would be read as its body. Only closing the
             # connection can still report the failure.
             logger.error("%s failed after its response had begun: %s", label, known.message)

@@ -331,14 +331,16 @@ class CallerLane:
     ) -> Any:
         """A call with the request `raw`. Raises as `flatten` does."""
         request_id, others, size = _split(metadata)
-        self.outbox.latest = number = self.outbox.latest + 1
+        number = self.outbox.latest + 1
         index = self._methods.get(method)
         path = ""
         if index is None:
             index = self._methods[method] = len(self._methods) + 1
             path = method.path
         call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout, sharing)
-        frame = self.outbox.frames(size + len(raw)).add(
+        frames = self.outbox.frames(size + len(raw))  # this may close a packet, and the call is in the next one
+        self.outbox.latest = number
+        frame = frames.add(
             call=number, kind=_BEGIN, method=index, path=path, timeout_us=max(1, int(timeout * 1e6)),
             request_id=request_id, metadata=others, message=raw, has_message=True,
         )  # fmt: skip

@@ -100,7 +100,9 @@ class Outbox:
             await next_change(self._waiters)
 
     async def write_all(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
-        """Send everything that is queued, now and later; ends only when `write` raises, or by cancellation."""
+        """Send everything that is queued, now and later; ends only when `write` raises, or by cancellation. `write`
+        raises ConnectionError only for a packet of which nothing was written.
+        """
         loop = asyncio.get_running_loop()
         while True:
             if not self._ready:
@@ -111,11 +113,16 @@ class Outbox:
             self._writing = True
             if not self._closed:
                 self._next_packet()
+            before = self.sent
             packet, size, self.sent = self._closed.popleft()
             self._closed_bytes -= size
             self._ready = bool(self._closed or self._bytes)
             self._due = loop.time() + PACE_S
-            await write(packet.SerializeToString())
+            try:
+                await write(packet.SerializeToString())
+            except ConnectionError:  # nothing of it was written
+                self.sent = before
+                raise
             wake_all(self._waiters)
 
     def discard(self) -> None:

@@ -74,8 +74,8 @@ class PacketSocket(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def write(self, packet: bytes) -> None:
-        """Send a packet; return when there is room for another. Raises ConnectionError."""
-        if self._is_over:
+        """Send a packet; return when there is room for another. Raises ConnectionError where nothing of it is sent."""
+        if self._is_over or self._transport.is_closing():
             raise ConnectionResetError("the other side of the lane is gone")
         self._transport.write(len(packet).to_bytes(_LENGTH_BYTES) + packet)
         while self._is_full and not self._is_over:

@@ -73,6 +73,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     """Large replies that the lane has kept for it."""
     _begun = False
     _ended = False
+    _cancelled = False
     _late = False
     _room: SendWindow | None = None
     """Of a stream of replies: what the caller takes."""
@@ -140,6 +141,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             code = self._end_ill(asyncio.CancelledError()) if self._late else grpc.StatusCode.CANCELLED.name
             self._finished(code, placed=False, request_id=accept_id(self._request_id))
             return
+        if self._cancelled:  # a second cancellation would end the wait for its thread, or what cleans up
+            return
+        self._cancelled = True
         self.task.cancel()
         if not self._begun:  # and never will: a task that is cancelled before its first step runs no line
             self._begun = True

@@ -87,6 +87,7 @@ class RegionPool:
             return None
         region.generation += 1
         region.holds = 1
+        region.calls = 0  # those of the former content, which nobody counts down any more
         return region
 
     def bind(self, region: Region, binding: Hashable) -> bool:

@@ -298,8 +298,9 @@ class ReplicaServer:
             reflection.enable_server_reflection(names, self._server, JoinedPools(pools_of(self._servicers)))
             self.grpc_port = self._bind_grpc(self._server, settings.request_host, port)
             if settings.socket and not self._listeners:
-                _bind_grpc_at(settings.socket, self._server)
+                # First, as the controller publishes both once it finds that of requests.
                 await self._lanes.listen_at(settings.socket + LANE_SUFFIX)
+                _bind_grpc_at(settings.socket, self._server)
             await self._server.start()
         for listener in self._listeners.values():
             port = DEFAULT_HTTP_PORT if settings.port is None else settings.port
