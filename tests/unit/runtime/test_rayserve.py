@@ -214,7 +214,7 @@ _SOCKETS = FastAPI()
 @serve.deployment
 @serve.ingress(_SOCKETS)
 class Waits:
-    @_SOCKETS.websocket("/socket")  # type: ignore[untyped-decorator]
+    @_SOCKETS.websocket("/socket")
     async def socket(self, socket: WebSocket) -> None:
         await asyncio.Event().wait()
 
