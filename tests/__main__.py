@@ -104,7 +104,7 @@ def _with_apps() -> dict[str, str]:
 def _test(build: subprocess.Popen[bytes], log: IO[str], *, is_all: bool) -> int:
     """Cheap ones first, so that a simple mistake is reported before a stack is started; the others still run.
 
-    Two files run at a time, each process with stacks of its own; long tests of stacks have the machine to themselves.
+    Two files run at a time, each process with stacks of its own; tests marked `alone` have the machine to themselves.
     """
     quick = ("-m", "not long")
     cheap = _pytest(*(() if is_all else quick), *TWO_FILES, *CHEAP)
@@ -116,8 +116,11 @@ def _test(build: subprocess.Popen[bytes], log: IO[str], *, is_all: bool) -> int:
     if failed and subprocess.run(["bash", "-c", BUILDS], cwd=ROOT, env=_with_apps(), check=False).returncode:
         return 1
     of_stacks = _pytest(*quick, *TWO_FILES, *OF_STACKS)
-    alone = _pytest("-m", "long", *OF_STACKS) if is_all else 0
-    return cheap or of_stacks or alone
+    if not is_all:
+        return cheap or of_stacks
+    alone = _pytest("-m", "long and alone", *OF_STACKS)
+    long = _pytest("-m", "long and not alone", *TWO_FILES, *OF_STACKS)
+    return cheap or of_stacks or alone or long
 
 
 def _pytest(*words: str) -> int:

@@ -16,6 +16,7 @@ from aiohttp import ClientSession, WSServerHandshakeError
 from controller.errors import RoutingUnreachable
 from controller.model.actions import WriteKeys
 from controller.model.keys import KeySet, ServiceKey, digest_of
+from controller.model.spec import AccessLog
 from controller.routing import haproxy_keys
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import MasterSocket, RuntimeSocket
@@ -49,8 +50,8 @@ async def status(edge: Edge, path: str = "/echo", **headers: str) -> int:
 
 @pytest.fixture
 async def closed(edge: Edge) -> Edge:
-    """An edge whose service `echo` asks for a key; `open` does not."""
-    await edge.route(service("echo", auth="key"), service("open"))
+    """An edge whose service `echo` asks for a key; `open` does not. No sample of answered requests is in its log."""
+    await edge.route(service("echo", auth="key", access_log=AccessLog(sample=0)), service("open"))
     for name in ("echo", "open"):
         await edge.serve(name, f"{name}-1")
     return edge

@@ -15,7 +15,7 @@ from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.stack, pytest.mark.timeout(600)]
 
 SLEEPER = (Path(__file__).parent / "apps" / "sleeper.yaml").read_text()
 BEFORE, AFTER = 3, 30

@@ -22,6 +22,7 @@ from tests.harness.waiting import eventually
 LOAD_S = float(os.environ.get("PIERHEAD_TEST_TURNS_S", "60"))
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.alone,
     pytest.mark.stack,
     pytest.mark.timeout(LOAD_S + 600),
     pytest.mark.skipif(

@@ -12,7 +12,7 @@ from tests.harness.load import Load
 from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.stack, pytest.mark.timeout(600)]
 
 NAMES = ("small", "coder")
 TOTAL_MIB = 512

@@ -26,7 +26,7 @@ from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import ROOT, address_of
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1500)]
 
 ECHO = (ROOT / "compose/apps/echo-proto.yaml").read_text()
 MODELS = (ROOT / "tests/e2e/apps/llm.yaml").read_text()

@@ -33,7 +33,7 @@ each request that is being answered; of those that it refuses it keeps nothing."
 LEFT_S = 30.0
 """Within which counts of what is in work are 0 once nobody asks for anything."""
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

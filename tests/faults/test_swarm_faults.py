@@ -29,7 +29,7 @@ from tests.harness.swarm_rig import CONTROL, GOSSIP, OVERLAY, Node
 from tests.harness.swarm_stack import SwarmStack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.stack, pytest.mark.timeout(900)]
 
 ENOUGH = int(os.environ.get("PIERHEAD_TEST_REQUESTS", "50000"))
 """What people do is repeated until this many requests have been answered."""

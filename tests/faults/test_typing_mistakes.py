@@ -21,7 +21,7 @@ from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually, seconds_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1500)]
 
 ECHO = (ROOT / "compose/apps/echo-proto.yaml").read_text()
 IMAGE = "pierhead/echo:${PIERHEAD_TAG:-latest}"
