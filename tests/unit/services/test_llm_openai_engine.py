@@ -20,7 +20,7 @@ from pierhead.llm.objects import ChatCompletionRequest, OpenAIRequest
 from pierhead.llm.server.engines.openai import engine as openai_engine
 from pierhead.llm.server.engines.openai.engine import OpenAIEngine
 from pierhead.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
-from pierhead.llm.server.events import Splitter
+from pierhead.llm.server.events import Account, Splitter
 from pierhead.llm.server.service import replies_of
 from pierhead.llm.v1.llm_pb2 import LLMReply
 from pierhead.llm_config import LLMConfig, ModelLoading
@@ -114,6 +114,63 @@ async def test_events_pass_as_they_are_and_usage_only_where_the_client_asked() -
         )  # fmt: skip
         replies = await all_of(engine, ask(stream=True, stream_options={"include_usage": True}))
         assert b"".join(reply.data for reply in replies) == b"".join([*events, LAST, DONE])
+
+
+_INPUT = {"input_tokens": 7, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 4}}
+_ANTHROPIC = {"input_tokens": 2, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1, "output_tokens": 1}
+
+
+def named(kind: str, **members: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
+
+
+RESPONSE_EVENTS = (
+    named("response.created", response={"usage": None}),
+    named("response.output_text.delta", delta="Pa"),
+    named("response.reasoning_text.delta", delta="ris"),
+    named("response.completed", response={"output": [{"content": [{"text": "Paris"}]}], "usage": _INPUT}),
+)
+MESSAGE_EVENTS = (
+    named("message_start", message={"content": [], "usage": _ANTHROPIC}),
+    named("content_block_delta", delta={"type": "thinking_delta", "thinking": "Pa"}),
+    named("content_block_delta", delta={"type": "input_json_delta", "partial_json": "ris"}),
+    named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}),
+    named("message_stop"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "expected"),
+    [
+        ("/v1/responses", saying(json.dumps({"usage": _INPUT}).encode(), kind="application/json"), (7, 3, 4)),
+        ("/v1/responses", saying(*RESPONSE_EVENTS), (7, 3, 4)),
+        (
+            "/v1/messages",
+            saying(json.dumps({"usage": {**_ANTHROPIC, "output_tokens": 3}}).encode(), kind="application/json"),
+            (7, 3, 4),
+        ),
+        ("/v1/messages", saying(*MESSAGE_EVENTS), (7, 3, 4)),
+        ("/v1/rerank", saying(b'{"usage": {"total_tokens": 7}}', kind="application/json"), (7, 0, 0)),
+    ],
+)
+async def test_tokens_of_other_paths_count_whatever_their_names_are(
+    path: str, handler: Handler, expected: tuple[int, int, int]
+) -> None:
+    async with started(handler) as engine:
+        request = OpenAIRequest.from_bytes(b'{"model": "m"}', model="m").sent_to(path)
+        replies = [reply async for reply in replies_of(engine.pass_through(request))]
+    usage = replies[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == expected
+    assert sum(reply.tokens for reply in replies) == expected[1]
+
+
+@pytest.mark.parametrize("events", [RESPONSE_EVENTS, MESSAGE_EVENTS])
+def test_tokens_of_other_paths_count_while_they_stream(events: tuple[bytes, ...]) -> None:
+    """A client may leave before the event that has the usage."""
+    account = Account(hide_usage=False)
+    for each in events[:3]:
+        account.note(each)
+    assert account.tokens >= 2
 
 
 @pytest.mark.parametrize("end_s", [0.02, 5.0])
