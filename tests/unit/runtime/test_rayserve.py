@@ -64,6 +64,14 @@ from tests.harness.waiting import PATIENCE_S, until
             {"max_ongoing_requests": 5, "autoscale": {"min": 1, "max": 4, "upscale_delay_s": 5.0}},
         ),
         (
+            {"num_replicas": "auto", "autoscaling_config": {"min_replicas": 2}},
+            {"max_ongoing_requests": 5, "autoscale": {"min": 2, "max": 100}},
+        ),
+        (
+            {"num_replicas": "auto", "autoscaling_config": AutoscalingConfig(max_replicas=4)},
+            {"max_ongoing_requests": 5, "autoscale": {"min": 1, "max": 4}},
+        ),
+        (
             {"autoscaling_config": AutoscalingConfig(min_replicas=0, initial_replicas=2, max_replicas=2)},
             {"max_ongoing_requests": 5, "autoscale": {"min": 0, "max": 2, "initial": 2}},
         ),
@@ -86,14 +94,18 @@ from tests.harness.waiting import PATIENCE_S, until
             {"request_router_config": {"request_router_class": "ray.serve.experimental:ConsistentHashRouter"}},
             {"max_ongoing_requests": 5, "router": {"policy": "consistent_hash"}},
         ),
-        (
-            {"graceful_shutdown_timeout_s": 30},
-            {"max_ongoing_requests": 5, "graceful_shutdown_timeout_s": 30.0, "request_timeout_s": 25.0},
-        ),
+        ({"graceful_shutdown_timeout_s": 5}, {"max_ongoing_requests": 5}),
+        ({"graceful_shutdown_timeout_s": 300}, {"max_ongoing_requests": 5, "graceful_shutdown_timeout_s": 300.0}),
     ],
 )
 def test_options_are_words_of_x_serve(options: dict[str, Any], words: dict[str, Any]) -> None:
     assert DeploymentOptions().changed(**options).x_serve() == words
+
+
+@pytest.mark.parametrize(("longest_s", "words"), [(20.0, {"graceful_shutdown_timeout_s": 30.0}), (25.0, {})])
+def test_a_replica_that_drains_has_time_for_the_longest_request(longest_s: float, words: dict[str, float]) -> None:
+    options = DeploymentOptions().changed(graceful_shutdown_timeout_s=30)
+    assert options.x_serve(longest_s) == {"max_ongoing_requests": 5, **words}
 
 
 @pytest.mark.parametrize(

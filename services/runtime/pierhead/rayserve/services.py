@@ -235,7 +235,8 @@ def services_of(built: BuiltApplication, graph: AppGraph, prefix: str) -> Bound:
     """As `bound_of`; `prefix`: what services' names begin with. Puts them into `graph`."""
     classes: dict[str, str] = {}
     for deployment in built.deployments.values():
-        keywords: dict[str, Any] = {**deployment.defaults, **deployment.options.x_serve()}
+        defaults = deployment.defaults
+        keywords: dict[str, Any] = {**defaults, **deployment.options.x_serve(defaults.get("request_timeout_s"))}
         if graph.in_process:
             keywords.pop("user_config", None)  # the replica has it itself, of any size
         elif deployment.name == built.ingress:
