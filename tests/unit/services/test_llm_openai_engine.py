@@ -396,6 +396,43 @@ async def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
     assert len(asked) == 2, "by the connection that was kept, and by a new one"
 
 
+async def test_a_request_that_the_server_may_have_begun_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was closed before is noticed at once."""
+    monkeypatch.setattr(openai_engine, "CLOSED_WITHIN_S", 0.05)
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            asked.append(request.path)
+            await asyncio.sleep(0.2)
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response()
+
+    async with started(with_models(handle)) as engine:
+        with pytest.raises(Unavailable, match="ServerDisconnected"):
+            await all_of(engine, ask())
+    assert len(asked) == 1
+
+
+async def test_a_servers_cookies_do_not_go_from_one_client_to_another() -> None:
+    seen: list[dict[str, str]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(dict(request.cookies))
+        response = web.json_response({"choices": []})
+        response.set_cookie("session", "of the first client")
+        return response
+
+    async with serving(with_models(handle)) as url:
+        engine = engine_at(url.replace("127.0.0.1", "localhost"))  # aiohttp has no cookies of addresses
+        await engine.start()
+        for _ in range(2):
+            await all_of(engine, ask())
+        await engine.shutdown()
+    assert seen == [{}, {}]
+
+
 async def test_a_server_that_says_nothing_is_given_up() -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 LARGEST_METRICS = 4 * 1024 * 1024
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCH_EVERY_S = 5.0
+CLOSED_WITHIN_S = 1.0
+"""A kept connection that the server had closed is noticed by then. Later, the server may have begun the request."""
 LISTED_S = 5.0
 """For how long an adapter that the server has listed counts as there, so that not each request for it costs another."""
 METRICS_LAST_S = 30.0
@@ -79,6 +81,7 @@ class OpenAIEngine(LLMEngine):
         self._session = aiohttp.ClientSession(
             headers={"Accept-Encoding": "identity", **self._authorization()},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # the replica bounds its requests
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's are not for the others
             trace_configs=[_notes_a_kept_connection()],
             timeout=aiohttp.ClientTimeout(sock_connect=arguments.connect_timeout_s, sock_read=arguments.read_timeout_s),
         )
@@ -307,11 +310,12 @@ class OpenAIEngine(LLMEngine):
         """The server's answer, from its headers on. Servers close connections without saying so (llama.cpp after each
         stream): a request that meets this on a kept one is sent again. aiohttp does so for GET alone."""
         while True:
-            connection = SimpleNamespace(is_kept=False)
+            connection, asked_at = SimpleNamespace(is_kept=False), time.monotonic()
             try:
                 return await self._open.request(method, where, trace_request_ctx=connection, **options)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not connection.is_kept:  # each attempt takes one of those away
+                # Each attempt takes one of the kept ones away.
+                if not connection.is_kept or time.monotonic() - asked_at > CLOSED_WITHIN_S:
                     raise
 
     @property
