@@ -142,7 +142,9 @@ def _server(
 
 def _prefix_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The parameters of PrefixCacheAffinityRouter as those of the policy `prefix`, and the names of the others."""
-    found = {_PREFIX_KWARGS[name]: value for name, value in given.items() if name in _PREFIX_KWARGS and value is not None}
+    found = {
+        _PREFIX_KWARGS[name]: value for name, value in given.items() if name in _PREFIX_KWARGS and value is not None
+    }
     if "max_chars" in found:
         found["max_chars"] = max(MOST_CHARS, found["max_chars"])
     return found, [name for name in given if name not in _PREFIX_KWARGS]

@@ -140,10 +140,9 @@ class OpenAiIngress:
             if len(self.llm_deployments) > 1:
                 raise no_model(list(self.llm_deployments))
             model = next(iter(self.llm_deployments))
-        base, colon, _ = model.partition(":")
+        base, colon, adapter = model.partition(":")
         if base not in self.llm_deployments or (colon and base not in self.lora_paths):
             raise unknown_model(model)
-        adapter = model if colon else ""
         return self.llm_deployments[base].options(stream=True, multiplexed_model_id=adapter, session_id=session_id)
 
     async def respond(self, method: str, body: objects.OpenAIRequest, request: Request) -> Response:
