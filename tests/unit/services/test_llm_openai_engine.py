@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from pierhead.llm.v1.llm_pb2 import LLMReply
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from tests.harness.openai_server import Handler, handler_of, serving
+from tests.harness.waiting import until
 
 
 def engine_at(url: str, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> OpenAIEngine:
@@ -672,6 +674,30 @@ async def test_a_long_answer_that_does_not_stream_is_no_stall(
             await asyncio.sleep(0.005)
         assert engine.load().running >= 1
         held.set()
+        assert (await answer)[0].usage.completion_tokens == 3
+
+
+async def test_a_server_whose_places_are_all_taken_is_alive_while_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp lets the request for one token wait for a place; its count of decoded batches says whether it lives."""
+    ended, decodes, calls = asyncio.Event(), asyncio.Event(), count()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path == "/metrics":
+            return web.Response(text=f"llamacpp:n_decode_total {next(calls) if decodes.is_set() else 0}\n")
+        await ended.wait()
+        return web.json_response({"choices": [], "usage": USAGE})
+
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
+    async with started(with_models(handle), metrics_path="/metrics") as engine:
+        answer = asyncio.create_task(all_of(engine, ask()))
+        await until(lambda: engine.load().running == 2, "the request for one token waits")
+        before, seen = engine.load().tokens, engine._metrics_at
+        await until(lambda: engine._metrics_at > seen, "the metrics are fetched while it waits")
+        assert engine.load().tokens == before, "it may hang"
+        decodes.set()
+        await until(lambda: engine.load().tokens > before + 2, "it lives")
+        assert engine.load().running == 2, "one request for one token at a time"
+        ended.set()
         assert (await answer)[0].usage.completion_tokens == 3
 
 

@@ -23,7 +23,15 @@ from pierhead import Unavailable
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription, checked_kwargs
-from pierhead.llm.server.engines.openai.answers import answers_of, cards_of, message_of, read_body, short, without_ours
+from pierhead.llm.server.engines.openai.answers import (
+    answers_of,
+    cards_of,
+    decodes_in,
+    message_of,
+    read_body,
+    short,
+    without_ours,
+)
 from pierhead.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
 from pierhead.llm.server.errors import LLMStartError, NotSupported, UpstreamError, unknown_model, unknown_path
 from pierhead.llm.server.events import Account
@@ -68,6 +76,7 @@ class OpenAIEngine(LLMEngine):
         self._running = 0
         self._tokens = 0
         self._metrics, self._metrics_at = b"", 0.0
+        self._decodes: list[bytes] = []
         self._adapters: dict[str, str] = {}
         """Loaded adapters, and where their files are."""
         self._listed: tuple[float, Collection[str]] = (-math.inf, ())
@@ -387,17 +396,29 @@ class OpenAIEngine(LLMEngine):
         """Fetch the metrics, and check whether a silent server still generates: an answer without streaming shows no
         token until its end. If the check fails, the token count does not grow, and the watchdog acts."""
         tokens = -1
-        while True:
-            if self._arguments.metrics_path is not None:
-                await self._fetch_metrics(self._arguments.metrics_path)
-            if self._running and self._tokens == tokens:
-                try:
-                    await self.generate_one_token()
-                except (Unavailable, UpstreamError) as error:
-                    log.warning("no sign of life: %s", error)
-            tokens = self._tokens
-            # Several checks before silence counts as a stall: a stalled replica is replaced at once.
-            await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
+        checking: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if self._arguments.metrics_path is not None:
+                    await self._fetch_metrics(self._arguments.metrics_path)
+                if checking is not None and checking.done():
+                    checking.result()
+                    checking = None
+                if self._running and self._tokens == tokens and checking is None:
+                    checking = asyncio.create_task(self._check_for_life())
+                tokens = self._tokens
+                # Several checks before silence counts as a stall: a stalled replica is replaced at once.
+                await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
+        finally:
+            if checking is not None:
+                await end_tasks(checking)
+
+    async def _check_for_life(self) -> None:
+        """Waits with the others where all places of the server are taken; then its metrics may show that it lives."""
+        try:
+            await self.generate_one_token()
+        except (Unavailable, UpstreamError) as error:
+            log.warning("no sign of life: %s", error)
 
     async def _fetch_metrics(self, path: str) -> None:
         try:
@@ -407,6 +428,9 @@ class OpenAIEngine(LLMEngine):
             return
         if status == 200:
             self._metrics, self._metrics_at = without_ours(text), time.monotonic()
+            if (decodes := decodes_in(text)) != self._decodes:
+                self._decodes = decodes
+                self._tokens += 1
 
 
 def _notes_a_kept_connection() -> aiohttp.TraceConfig:
