@@ -44,7 +44,7 @@ async def test_an_answer_that_breaks_off_ends(ask: Callable[[Any], Any], pieces:
 
     request = ask(app)
     await asyncio.sleep(0)
-    ends = pytest.raises(RuntimeError, match="it broke off") if fails else contextlib.nullcontext()
+    ends: Any = pytest.raises(RuntimeError, match="it broke off") if fails else contextlib.nullcontext()
     async with asyncio.timeout(5):
         with ends:
             assert [part.data async for part in request.parts()] == [b"x"] * (pieces - 1)

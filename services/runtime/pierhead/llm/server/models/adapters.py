@@ -84,7 +84,9 @@ class Adapters:
                 f'the adapter "{adapter}" has no room: all {self._bound} of max_num_adapters_per_replica are taken '
                 f"by those that the replica always has, {', '.join(sorted(self._pins))}; raise it, or pin fewer"
             )
-        return self._loaded(adapter) if adapter in self.held else self._used(adapter)
+        if adapter in self.held:
+            return self._loaded(adapter)
+        return self._used(adapter)
 
     async def pin_only(self, wanted: Iterable[str]) -> None:
         """Pin `lora.adapters` and these adapters, and unpin all others.
