@@ -55,6 +55,7 @@ applications:
     ray_actor_options: {num_cpus: 2, num_gpus: 1, memory: 1000000000}
   - name: Shop
     max_queued_requests: 20
+    graceful_shutdown_timeout_s: 40
   - name: Gone
 """
 
@@ -93,6 +94,7 @@ def test_a_configuration_becomes_a_compose_file() -> None:
             "x-serve": {
                 "max_ongoing_requests": 5,
                 "max_queued_requests": 20,
+                "graceful_shutdown_timeout_s": 40.0,
                 "logging": logging,
                 "request_timeout_s": 20.0,
                 "route": "/shop",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,13 +18,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import grpc
 import pytest
 from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 from pierhead import rayserve as serve
 from pierhead.environment import Environment
+from pierhead.errors import NotFound, PierheadError, RemoteError, SettingsError, UserCodeError
 from pierhead.rayserve.config import RequestRouterConfig
 from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.llm import build_openai_app, build_pd_openai_app
+from pierhead.rayserve.llm.ingress import api_error_of
 from pierhead.rayserve.llm.openai_api_models import ChatCompletionRequest
 from pierhead.rayserve.llm.request_router import PrefixCacheAffinityRouter
 from pierhead.rayserve.options import router_of
@@ -114,6 +118,23 @@ def test_a_stream_that_fails_ends_with_an_error(port: int) -> None:
         events = [json.loads(line.removeprefix("data: ")) for line in answer.read().decode().split("\n\n") if line]
     assert [list(each)[-1] for each in events] == ["choices", "error"]
     assert events[1]["error"]["code"] == "internal"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UserCodeError("KeyError: secret [error id abc]", error_id="abc"), r"internal error \[error id abc\]"),
+        (UserCodeError("secret [error id x]"), r"internal error \[error id \w+\]"),
+        (SettingsError("TOKEN: cannot use secret"), r"internal error \[error id \w+\]"),
+        (RemoteError("secret", grpc.StatusCode.INTERNAL), r"internal error \[error id \w+\]"),
+        (NotFound("there is no such adapter"), "there is no such adapter"),
+    ],
+)
+def test_clients_get_the_id_of_an_internal_error_and_not_its_text(error: PierheadError, message: str) -> None:
+    found = api_error_of(error)
+    described = json.loads(found.body)["error"]
+    assert (found.status, described["type"], described["code"]) == (error.http_status, "server_error", "internal")
+    assert re.fullmatch(message, described["message"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

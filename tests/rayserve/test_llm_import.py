@@ -265,6 +265,50 @@ def test_a_class_that_a_builder_is_given_by_its_path_is_used() -> None:
     assert found["llm-q"]["x-serve"]["llm"]["server_cls"] == "custom_server:CustomLLMServer"
 
 
+def test_the_drain_of_a_model_does_not_shorten_its_requests() -> None:
+    path = "ray.serve.llm:build_llm_deployment"
+
+    def block(drain_s: int) -> dict[str, Any]:
+        args = f"{{llm_config: {{{MODEL}, deployment_config: {{graceful_shutdown_timeout_s: {drain_s}}}}}}}"
+        found, _ = services(f"applications: [{{name: a, import_path: '{path}', args: {args}}}]")
+        serve: dict[str, Any] = found["llm-q"]["x-serve"]
+        return {name: value for name, value in serve.items() if name.endswith("timeout_s")}
+
+    assert block(300) == {"request_timeout_s": 600.0}
+    assert block(900) == {"request_timeout_s": 600.0, "graceful_shutdown_timeout_s": 900.0}
+
+
+def test_models_whose_names_make_one_service_name_get_numbers() -> None:
+    names = [f"organisation/a-model-of-a-long-name-{size}" for size in ("instruct-7b", "instruct-70b")]
+    names.append("Gateway")
+    configs = ", ".join(f"{{model_loading_config: {{model_id: {name}}}}}" for name in names)
+    args = f"{{llm_configs: [{configs}]}}"
+    found, _ = services(f"applications: [{{name: a, import_path: 'ray.serve.llm:build_openai_app', args: {args}}}]")
+    made = {name: each["x-serve"]["llm"]["model_loading"]["model_id"] for name, each in list(found.items())[1:]}
+    assert list(made.values()) == names
+    long = "llm-organisation-a-model-of-a-long-name"
+    assert list(made) == [long, f"{long[:38]}-2", "llm-gateway-2"]
+    entries = [json.loads(each) for each in found["llm-gateway"]["environment"].values()]
+    assert {model: entry["service"] for each in entries for model, entry in each.items()} == {
+        model: name for name, model in made.items()
+    }
+    assert found["llm-gateway"]["depends_on"] == sorted(made)
+
+
+def test_a_router_s_parameters_are_those_of_the_policy_or_are_named() -> None:
+    kwargs = "{imbalanced_threshold: 5, match_rate_threshold: 0.5, eviction_threshold_chars: 10, do_eviction: true}"
+    name = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
+    router = f"{{request_router_class: {name}, request_router_kwargs: {kwargs}}}"
+    config = f"{{{MODEL}, deployment_config: {{request_router_config: {router}}}}}"
+    path = "ray.serve.llm:build_llm_deployment"
+    found, notes = services(f"applications: [{{name: a, import_path: '{path}', args: {{llm_config: {config}}}}}]")
+    assert found["llm-q"]["x-serve"]["router"] == {
+        "policy": "prefix",
+        "policy_kwargs": {"imbalance_threshold": 5, "match_rate_threshold": 0.5, "max_chars": 8192},
+    }
+    assert notes == ["applications.a.q.request_router_kwargs.do_eviction: the policy `prefix` has no such parameter"]
+
+
 MODEL = "model_loading_config: {model_id: q}"
 ROUTED = "deployment_config: {request_router_config: {request_router_class: 'own_classes:MyRouter'}}"
 

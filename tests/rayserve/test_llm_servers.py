@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pierhead.llm.objects import ChatCompletionRequest, ChatCompletionResponse, CompletionRequest, ErrorResponse
@@ -158,3 +159,19 @@ async def test_a_prefill_server_that_answers_otherwise_is_one_clear_error(
 async def test_a_prefill_server_s_refusal_is_the_answer(refusal: Any) -> None:
     found = await decoded(chat(), refusal)
     assert (found.status, found.error["message"]) == (400, "too long")
+
+
+@pytest.mark.parametrize(
+    "members", [{"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"prompt": "a", "n": 2}, {"prompt": ["a"], "n": 2}]
+)
+async def test_what_is_read_of_one_prompt_is_not_for_several(members: dict[str, Any]) -> None:
+    """A prefill server that is asked answers with nothing here, which is an error."""
+    found = await decoded(CompletionRequest(model="m", **members))
+    assert not isinstance(found, ErrorResponse)
+
+
+def test_the_ingress_names_an_adapter_as_replicas_report_it() -> None:
+    handle = Mock()
+    ingress = OpenAiIngress({"m": handle}, {"m": {}}, lora_paths={"m": "/adapters"})
+    ingress.handle_of("m:french", "alice")
+    handle.options.assert_called_once_with(stream=True, multiplexed_model_id="french", session_id="alice")

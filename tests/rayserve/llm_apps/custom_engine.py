@@ -40,7 +40,7 @@ class MyCustomEngine(LLMEngine):
             yield ChatCompletionResponse(model=request.model, choices=[choice])
 
     async def completions(self, request):
-        yield CompletionResponse(model=request.model, choices=[{"index": 0, "text": request.prompt.upper()}])
+        yield CompletionResponse(model=request.model, choices=[{"index": 0, "text": str(request.prompt).upper()}])
 
     async def embeddings(self, request):
         yield EmbeddingResponse(model=request.model, data=[{"index": 0, "embedding": [0.5, 1.0]}])

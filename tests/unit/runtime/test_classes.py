@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pierhead import (
     BadRequest,
     DeadlineExceeded,
+    NoReplica,
     RequestContext,
     Service,
     Settings,
@@ -30,18 +31,22 @@ from pierhead import (
     override_handle,
 )
 from pierhead.__main__ import main
+from pierhead.calls.absence import stopped
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.classes.handles import handle_on, handle_to
+from pierhead.calls.replica import Endpoint, ReplicaListing
+from pierhead.classes.handles import each_replica, handle_on, handle_to
 from pierhead.classes.parts import made
 from pierhead.classes.service import name_of
 from pierhead.classes.target import NoService, service_at
 from pierhead.classes.threads import in_thread
 from pierhead.errors import SettingsError
 from pierhead.metrics import RuntimeMetrics
+from pierhead.tasks import end_tasks
 from pydantic import BaseModel, field_validator
 
 from tests.harness.waiting import PATIENCE_S
+from tests.unit.runtime.fake_transport import Make
 from tests.unit.runtime.harness import Cluster, EchoService, address, until
 
 SCORER = "tests.unit.runtime.test_classes.Scorer"
@@ -309,6 +314,54 @@ async def test_a_stop_signal_ends_a_program_that_still_makes_its_service(tmp_pat
     async with asyncio.timeout(PATIENCE_S):
         assert await process.wait() == 0
     process._transport.close()  # type: ignore[attr-defined]
+
+
+class Fake(Service):
+    async def work(self) -> None:
+        pass
+
+
+class TestEachReplica:
+    bound: Any = Fake.bind()
+
+    async def test_it_waits_for_the_connection_to_each_that_does_not_drain(self, service: Make) -> None:
+        fake = service(0, transport="fake")
+        names = ["r0", "r1", "r2", "r3"]
+        listed = [Endpoint(name, f"{name}:1", draining=name == "r2") for name in names]
+        fake.channel().pool().update(ReplicaListing(listed))
+        for name in ("r1", "r3"):
+            fake[name].become(False)
+
+        async def at(coming: Any) -> None:
+            await (await coming).work()
+
+        tasks = [asyncio.create_task(at(each)) for each in await each_replica(self.bound)]
+        await until(lambda: fake["r0"].now, "the first is called")
+        assert not fake["r1"].calls
+        fake["r1"].become(True)
+        await until(lambda: fake["r1"].now, "the second is called once it is there")
+        fake.channel().pool().update(ReplicaListing(listed[:3]))
+        with pytest.raises(NoReplica, match=r"^r3 of fake has gone, or drains"):
+            await asyncio.wait_for(tasks[2], PATIENCE_S)
+        assert [len(fake[name].calls) for name in names] == [1, 1, 0, 0]
+        await end_tasks(*tasks)
+
+    async def test_it_waits_no_longer_than_the_request_may_take(self, service: Make) -> None:
+        fake = service(2, transport="fake", request_timeout_s=0.1)
+        pool = fake.channel().pool()
+        await until(lambda: len(pool.replicas()) == 2, "both are listed")
+        fake["r1"].become(False)
+        async with asyncio.timeout(PATIENCE_S):
+            first, second = await each_replica(self.bound)
+            await first
+            with pytest.raises(NoReplica, match=r"^r1:1 of fake cannot be called within 0.1 s.*r1:1 is not connected"):
+                await second
+            pool.update(ReplicaListing())
+            with pytest.raises(NoReplica, match=r"^no replica of fake can be called within 0.1 s: no replica is known"):
+                await each_replica(self.bound)
+            pool.update(ReplicaListing(absence=stopped))
+            with pytest.raises(NoReplica, match="it has ended, or did not start"):
+                await each_replica(self.bound)
 
 
 class TestOutside:

@@ -11,11 +11,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import ClientSession
 from pierhead.runner import processes
 from pierhead.runner.processes import ProcessService, ServiceFacts, draw_ports
+from pierhead.tasks import end_tasks
 
 from tests.harness.waiting import PATIENCE_S, until
 
@@ -366,3 +368,44 @@ def test_no_two_processes_get_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     draw_ports(services)
     ports = [port for service in services for replica in service.ports for port in replica]
     assert sorted(ports) == list(range(9001, 9010))
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_ill"),
+    [
+        ([None, 200], False),
+        ([None, None, 200, None, None, 200], False),
+        ([None, None, None], True),
+        ([200, 503], True),
+    ],
+)
+async def test_a_replica_is_ill_by_its_answer_or_by_three_that_do_not_come(
+    answers: list[int | None], is_ill: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its probes are answered in turn; None = not in time."""
+    monkeypatch.setattr(processes, "PROBE_S", 0.5)
+    monkeypatch.setattr(processes, "WATCH_S", 0.01)
+    left = iter(answers)
+    all_answered = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        status = next(left, 0)
+        if status == 0:
+            all_answered.set()
+        elif status is not None:
+            writer.write(f"HTTP/1.1 {status} x\r\n\r\n".encode())
+            await reader.read(1)
+        await reader.read()  # until the probe has gone
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        ports = (0, 0, server.sockets[0].getsockname()[1])
+        facts = ServiceFacts({}, {}, has_http=True, grpc_service="")
+        service = ProcessService("shop", facts, {}, "shop:shop", lambda _: None)
+        replica = processes.ServiceProcess("shop-1", service, ports)
+        replica._process = Mock(returncode=None, wait=asyncio.Event().wait)
+        watching = asyncio.create_task(replica.ill())
+        others = asyncio.create_task(all_answered.wait())
+        await asyncio.wait([watching, others], return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
+        assert (watching.done(), others.done()) == (is_ill, not is_ill)
+        await end_tasks(watching, others)

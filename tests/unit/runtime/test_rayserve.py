@@ -17,19 +17,29 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from aiohttp import WSServerHandshakeError
+from fastapi import FastAPI, WebSocket
 from pierhead import rayserve as serve
+from pierhead.calls.absence import stopped
+from pierhead.calls.replica import ReplicaListing
 from pierhead.errors import BadRequest, SettingsError
 from pierhead.metrics import PROCESS
-from pierhead.rayserve.config import AutoscalingConfig, gRPCOptions
+from pierhead.rayserve.config import AutoscalingConfig, HTTPOptions, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
-from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
+from pierhead.rayserve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RayTaskError,
+)
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import GOOD_S, Seal, copied, failure_of, seal, write_secret
+from pierhead.rayserve.proxy import RayServeProxy
 from pierhead.rayserve.responses import answer, warm
 from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
@@ -37,7 +47,7 @@ from pierhead.rayserve.services import bound_of
 from pierhead.request import CURRENT, RequestContext
 from pierhead.testing import local
 
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_S, until
 
 # ---- options
 
@@ -52,6 +62,14 @@ from tests.harness.waiting import until
         (
             {"num_replicas": "auto", "autoscaling_config": {"max_replicas": 4, "upscale_delay_s": 5}},
             {"max_ongoing_requests": 5, "autoscale": {"min": 1, "max": 4, "upscale_delay_s": 5.0}},
+        ),
+        (
+            {"num_replicas": "auto", "autoscaling_config": {"min_replicas": 2}},
+            {"max_ongoing_requests": 5, "autoscale": {"min": 2, "max": 100}},
+        ),
+        (
+            {"num_replicas": "auto", "autoscaling_config": AutoscalingConfig(max_replicas=4)},
+            {"max_ongoing_requests": 5, "autoscale": {"min": 1, "max": 4}},
         ),
         (
             {"autoscaling_config": AutoscalingConfig(min_replicas=0, initial_replicas=2, max_replicas=2)},
@@ -76,14 +94,18 @@ from tests.harness.waiting import until
             {"request_router_config": {"request_router_class": "ray.serve.experimental:ConsistentHashRouter"}},
             {"max_ongoing_requests": 5, "router": {"policy": "consistent_hash"}},
         ),
-        (
-            {"graceful_shutdown_timeout_s": 30},
-            {"max_ongoing_requests": 5, "graceful_shutdown_timeout_s": 30.0, "request_timeout_s": 25.0},
-        ),
+        ({"graceful_shutdown_timeout_s": 5}, {"max_ongoing_requests": 5}),
+        ({"graceful_shutdown_timeout_s": 300}, {"max_ongoing_requests": 5, "graceful_shutdown_timeout_s": 300.0}),
     ],
 )
 def test_options_are_words_of_x_serve(options: dict[str, Any], words: dict[str, Any]) -> None:
     assert DeploymentOptions().changed(**options).x_serve() == words
+
+
+@pytest.mark.parametrize(("longest_s", "words"), [(20.0, {"graceful_shutdown_timeout_s": 30.0}), (25.0, {})])
+def test_a_replica_that_drains_has_time_for_the_longest_request(longest_s: float, words: dict[str, float]) -> None:
+    options = DeploymentOptions().changed(graceful_shutdown_timeout_s=30)
+    assert options.x_serve(longest_s) == {"max_ongoing_requests": 5, **words}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +212,32 @@ async def test_a_test_runs_an_application_in_its_loop() -> None:
         DeploymentHandle[Any]("Doubler").remote(5)
 
 
+async def test_a_broadcast_to_a_deployment_that_has_ended_fails_at_once() -> None:
+    async with _run_of(Doubler.bind()) as running:
+        assert await running.handle().broadcast("__call__", 4).results_async(timeout_s=PATIENCE_S) == [8]
+        running._pool().update(ReplicaListing(absence=stopped))
+        with pytest.raises(DeploymentUnavailableError):
+            await running.handle().broadcast("__call__", 4).results_async(timeout_s=5)
+
+
+_SOCKETS = FastAPI()
+
+
+@serve.deployment
+@serve.ingress(_SOCKETS)
+class Waits:
+    @_SOCKETS.websocket("/socket")
+    async def socket(self, socket: WebSocket) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_websocket_that_is_not_accepted_in_time_is_refused() -> None:
+    async with local(Waits.bind()) as running:
+        with pytest.raises(WSServerHandshakeError) as caught:
+            await running.http.ws_connect("/socket", headers={"x-request-timeout-seconds": "0.1"})
+        assert caught.value.status == 408
+
+
 # ---- user code in threads
 
 
@@ -225,6 +273,33 @@ async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     assert call.cancelled()
     assert not has_ended_before_its_thread
     await deployed.close()
+
+
+async def test_a_request_waits_for_the_thread_of_a_cancelled_call_and_returns_its_own_place_alone() -> None:
+    _BEGUN.clear()
+    _MAY_END.clear()
+    places: list[int] = []
+    async with _run_of(Blocks.bind()) as running:
+        [service] = running._runner.services.values()
+        [replica] = service.replicas.values()
+        admission = replica.server.edge.admission
+        call = running.handle().remote()
+        assert await asyncio.to_thread(_BEGUN.wait, 5)
+        call.cancel()
+
+        async def request() -> None:
+            async with running.at_a_replica(_RequestContext("r")):
+                places.append(admission.ongoing)
+
+        requests = [asyncio.create_task(request()) for _ in range(2)]
+        await asyncio.wait(requests, timeout=0.2)
+        began_before_the_thread_ended = places[:]
+        _MAY_END.set()
+        await asyncio.wait_for(asyncio.gather(*requests), PATIENCE_S)
+        await until(lambda: admission.ongoing <= 0, "the requests have ended")
+        assert (began_before_the_thread_ended, places, admission.ongoing) == ([], [1, 1], 0)
+        [seen] = running._pool().replicas()
+        assert (seen.inflight, seen.full) == (0, False)
 
 
 _YIELDED: list[int] = []
@@ -590,3 +665,29 @@ async def test_a_time_of_the_requests_own_is_answered_whichever_timer_is_first(
     await asyncio.wait([task])
     assert [each["status"] for each in sent if "status" in each] == statuses
     assert task.cancelled() == (not statuses)
+
+
+_NOT_FOUND = b"Path '/nowhere' not found. Ping http://.../-/routes for available routes."
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ({"type": "http"}, [("http.response.start", 404), ("http.response.body", _NOT_FOUND)]),
+        ({"type": "websocket"}, [("websocket.close", None)]),
+        (
+            {"type": "websocket", "extensions": {"websocket.http.response": {}}},
+            [("websocket.http.response.start", 404), ("websocket.http.response.body", _NOT_FOUND)],
+        ),
+    ],
+)
+async def test_an_unknown_path_is_answered_as_the_scope_allows(
+    scope: dict[str, Any], expected: list[tuple[str, Any]]
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await RayServeProxy({}, HTTPOptions())({"path": "/nowhere", "headers": [], **scope}, AsyncMock(), send)
+    assert [(each["type"], each.get("status") or each.get("body")) for each in sent] == expected

@@ -119,6 +119,15 @@ def read(body: dict[str, object], *hosts: str) -> str:
          "messages[0].content[0].content[0].source"),
         ({"text_1": "a", "text_2": {"content": [image(INSIDE)]}}, "text_2.content[0].image_url"),
         ({"query": "a", "documents": ["b", {"content": [image(INSIDE)]}]}, "documents[1].content[0].image_url"),
+        ({"prompt": "a", "images": ["iVBORw0KGgo=", INSIDE]}, "images"),
+        ({"prompt": "a", "Images": [{"url": INSIDE}]}, "Images"),
+        ({"prompt": "a", "image": INSIDE}, "image"),
+        ({"input": "a", "audio": INSIDE}, "audio"),
+        ({"input": "a", "ref_audio": INSIDE}, "ref_audio"),
+        ({"prompt": "a", "videos": INSIDE}, "videos"),
+        ({"input": [{"text": "a", "image": INSIDE}]}, "input[0].image"),
+        (chat("see") | {"documents": [{"video": [INSIDE]}]}, "documents[0].video"),
+        (chat([{"type": "image", "image": INSIDE}]), "messages[0].content[0].image"),
     ],
 )  # fmt: skip
 def test_an_address_of_a_client_is_refused_wherever_it_stands(body: dict[str, object], param: str) -> None:
@@ -153,6 +162,8 @@ def test_hosts_that_the_operator_names_are_allowed(address: str) -> None:
         chat([{"type": "image_url", "image_url": None, "uuid": "seen before"}, {"type": "text", "text": INSIDE}]),
         chat("hi") | {"tools": [{"type": "function", "function": {"parameters": {"properties": {"image_url": {}}}}}]},
         chat("hi") | {"tools": [{"type": "mcp", "server_url": INSIDE}], "metadata": {"url": INSIDE}},
+        chat("hi") | {"audio": {"voice": "alloy", "format": "wav"}, "images": None},
+        {"prompt": "a", "images": ["/9j/4AAQSkZJRgABAQ==", "iVBORw0KGgo="], "audio": "UklGR-_iQ"},
     ],
 )
 def test_what_no_engine_fetches_is_no_address(body: dict[str, object]) -> None:

@@ -11,14 +11,15 @@ import io
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
 import pytest
 from pierhead.llm.server.errors import LLMStartError
+from pierhead.llm.server.models.hub import needed
 from pierhead.llm.server.models.loading import fetch
-from pierhead.llm.server.models.source import in_a_line
+from pierhead.llm.server.models.source import SourceFile, in_a_line
 
 SOURCE = "memory://bucket/qwen"
 WEIGHTS = bytes(range(256)) * 400
@@ -35,6 +36,22 @@ def bucket() -> Iterator[Any]:
     files.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS)
     yield files
     files.store.clear()
+
+
+@pytest.mark.parametrize(
+    ("stored", "missing"),
+    [
+        ("model.safetensors pytorch_model.bin openvino/model.bin checkpoint-9/pytorch_model.bin",
+         "pytorch_model.bin openvino/model.bin checkpoint-9/pytorch_model.bin"),
+        ("model.safetensors 1_Pooling/config.json 2_Dense/config.json 2_Dense/pytorch_model.bin", ""),
+        ("model.safetensors 2_Dense/model.safetensors 2_Dense/pytorch_model.bin", "2_Dense/pytorch_model.bin"),
+        ("model.safetensors sparse_linear.pt colbert_linear.pt other.pt", "other.pt"),
+        ("pytorch_model.bin onnx/model.onnx", ""),
+    ],
+)  # fmt: skip
+def test_weights_of_a_part_that_are_there_in_one_form_alone_are_fetched(stored: str, missing: str) -> None:
+    files = [SourceFile(path, PurePosixPath(path), 1, "a") for path in stored.split()]
+    assert [each.path for each in files if each not in needed(files)] == missing.split()
 
 
 def test_a_directory_is_taken_as_it_is_if_it_has_a_model(tmp_path: Path) -> None:

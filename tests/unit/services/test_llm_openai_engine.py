@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,12 +21,13 @@ from pierhead.llm.objects import ChatCompletionRequest, OpenAIRequest
 from pierhead.llm.server.engines.openai import engine as openai_engine
 from pierhead.llm.server.engines.openai.engine import OpenAIEngine
 from pierhead.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
-from pierhead.llm.server.events import Splitter
+from pierhead.llm.server.events import Account, Splitter
 from pierhead.llm.server.service import replies_of
 from pierhead.llm.v1.llm_pb2 import LLMReply
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from tests.harness.openai_server import Handler, handler_of, serving
+from tests.harness.waiting import until
 
 
 def engine_at(url: str, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> OpenAIEngine:
@@ -114,6 +116,63 @@ async def test_events_pass_as_they_are_and_usage_only_where_the_client_asked() -
         )  # fmt: skip
         replies = await all_of(engine, ask(stream=True, stream_options={"include_usage": True}))
         assert b"".join(reply.data for reply in replies) == b"".join([*events, LAST, DONE])
+
+
+_INPUT = {"input_tokens": 7, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 4}}
+_ANTHROPIC = {"input_tokens": 2, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1, "output_tokens": 1}
+
+
+def named(kind: str, **members: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
+
+
+RESPONSE_EVENTS = (
+    named("response.created", response={"usage": None}),
+    named("response.output_text.delta", delta="Pa"),
+    named("response.reasoning_text.delta", delta="ris"),
+    named("response.completed", response={"output": [{"content": [{"text": "Paris"}]}], "usage": _INPUT}),
+)
+MESSAGE_EVENTS = (
+    named("message_start", message={"content": [], "usage": _ANTHROPIC}),
+    named("content_block_delta", delta={"type": "thinking_delta", "thinking": "Pa"}),
+    named("content_block_delta", delta={"type": "input_json_delta", "partial_json": "ris"}),
+    named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}),
+    named("message_stop"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "expected"),
+    [
+        ("/v1/responses", saying(json.dumps({"usage": _INPUT}).encode(), kind="application/json"), (7, 3, 4)),
+        ("/v1/responses", saying(*RESPONSE_EVENTS), (7, 3, 4)),
+        (
+            "/v1/messages",
+            saying(json.dumps({"usage": {**_ANTHROPIC, "output_tokens": 3}}).encode(), kind="application/json"),
+            (7, 3, 4),
+        ),
+        ("/v1/messages", saying(*MESSAGE_EVENTS), (7, 3, 4)),
+        ("/v1/rerank", saying(b'{"usage": {"total_tokens": 7}}', kind="application/json"), (7, 0, 0)),
+    ],
+)
+async def test_tokens_of_other_paths_count_whatever_their_names_are(
+    path: str, handler: Handler, expected: tuple[int, int, int]
+) -> None:
+    async with started(handler) as engine:
+        request = OpenAIRequest.from_bytes(b'{"model": "m"}', model="m").sent_to(path)
+        replies = [reply async for reply in replies_of(engine.pass_through(request))]
+    usage = replies[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == expected
+    assert sum(reply.tokens for reply in replies) == expected[1]
+
+
+@pytest.mark.parametrize("events", [RESPONSE_EVENTS, MESSAGE_EVENTS])
+def test_tokens_of_other_paths_count_while_they_stream(events: tuple[bytes, ...]) -> None:
+    """A client may leave before the event that has the usage."""
+    account = Account(hide_usage=False)
+    for each in events[:3]:
+        account.note(each)
+    assert account.tokens >= 2
 
 
 @pytest.mark.parametrize("end_s", [0.02, 5.0])
@@ -337,6 +396,43 @@ async def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
         with pytest.raises(Unavailable, match="ServerDisconnected"):
             await all_of(engine, ask())
     assert len(asked) == 2, "by the connection that was kept, and by a new one"
+
+
+async def test_a_request_that_the_server_may_have_begun_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was closed before is noticed at once."""
+    monkeypatch.setattr(openai_engine, "CLOSED_WITHIN_S", 0.05)
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            asked.append(request.path)
+            await asyncio.sleep(0.2)
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response()
+
+    async with started(with_models(handle)) as engine:
+        with pytest.raises(Unavailable, match="ServerDisconnected"):
+            await all_of(engine, ask())
+    assert len(asked) == 1
+
+
+async def test_a_servers_cookies_do_not_go_from_one_client_to_another() -> None:
+    seen: list[dict[str, str]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(dict(request.cookies))
+        response = web.json_response({"choices": []})
+        response.set_cookie("session", "of the first client")
+        return response
+
+    async with serving(with_models(handle)) as url:
+        engine = engine_at(url.replace("127.0.0.1", "localhost"))  # aiohttp has no cookies of addresses
+        await engine.start()
+        for _ in range(2):
+            await all_of(engine, ask())
+        await engine.shutdown()
+    assert seen == [{}, {}]
 
 
 async def test_a_server_that_says_nothing_is_given_up() -> None:
@@ -578,6 +674,30 @@ async def test_a_long_answer_that_does_not_stream_is_no_stall(
             await asyncio.sleep(0.005)
         assert engine.load().running >= 1
         held.set()
+        assert (await answer)[0].usage.completion_tokens == 3
+
+
+async def test_a_server_whose_places_are_all_taken_is_alive_while_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp lets the request for one token wait for a place; its count of decoded batches says whether it lives."""
+    ended, decodes, calls = asyncio.Event(), asyncio.Event(), count()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path == "/metrics":
+            return web.Response(text=f"llamacpp:n_decode_total {next(calls) if decodes.is_set() else 0}\n")
+        await ended.wait()
+        return web.json_response({"choices": [], "usage": USAGE})
+
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
+    async with started(with_models(handle), metrics_path="/metrics") as engine:
+        answer = asyncio.create_task(all_of(engine, ask()))
+        await until(lambda: engine.load().running == 2, "the request for one token waits")
+        before, seen = engine.load().tokens, engine._metrics_at
+        await until(lambda: engine._metrics_at > seen, "the metrics are fetched while it waits")
+        assert engine.load().tokens == before, "it may hang"
+        decodes.set()
+        await until(lambda: engine.load().tokens > before + 2, "it lives")
+        assert engine.load().running == 2, "one request for one token at a time"
+        ended.set()
         assert (await answer)[0].usage.completion_tokens == 3
 
 

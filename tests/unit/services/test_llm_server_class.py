@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pierhead import PierheadError, Unavailable
@@ -34,6 +34,7 @@ from pierhead.metrics import RuntimeMetrics
 from pydantic import ValidationError
 
 from tests.harness.six_methods import SixMethods
+from tests.harness.waiting import until
 
 CONFIG = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="mock"), engine_kwargs={"tokens_per_s": 5000.0})
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -151,6 +152,45 @@ async def test_it_sleeps_and_wakes_up(server: LLMServer) -> None:
     await server.wakeup(tags=None)
     assert not await server.is_sleeping()
     await server.reset_prefix_cache()
+    assert (await one(server.chat(ask()))).choices
+
+
+@pytest.mark.parametrize("falls_asleep", [True, False])
+async def test_a_sleep_or_a_waking_whose_caller_leaves_ends_as_if_it_had_stayed(
+    server: LLMServer, falls_asleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine does not know of the caller: what it has begun happens."""
+    begun, may_end, did = asyncio.Event(), asyncio.Event(), []
+
+    async def slow(*_: Any) -> None:
+        begun.set()
+        await may_end.wait()
+        did.append("done")
+
+    engine = cast("MockEngine", server.engine)
+    if not falls_asleep:
+        await server.sleep()
+    monkeypatch.setattr(engine, "sleep" if falls_asleep else "wake", slow)
+    calling = asyncio.ensure_future(server.sleep() if falls_asleep else server.wakeup())
+    await begun.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    with pytest.raises(Unavailable, match="the engine sleeps"):
+        await one(server.chat(ask()))
+    may_end.set()
+    await until(lambda: bool(did), "the engine has done it")
+    await asyncio.sleep(0)
+    assert await server.is_sleeping() is falls_asleep
+
+
+async def test_an_engine_that_fails_to_fall_asleep_is_awake(server: LLMServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(server.engine, "sleep", fails)
+    with pytest.raises(RuntimeError, match="no memory"):
+        await server.sleep()
     assert (await one(server.chat(ask()))).choices
 
 

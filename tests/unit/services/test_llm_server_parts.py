@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pydantic import ValidationError
+
+from tests.harness.waiting import PATIENCE_S, until
 
 # ------------------------------------------------------------------------------------------------------------ engines
 
@@ -168,7 +171,37 @@ async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
         await adapters.load("none")
     with pytest.raises(LLMStartError, match='the adapter "secret" cannot be fetched: it cannot be listed: no key'):
         await adapters.load("secret")
-    assert await adapters.known() == []
+    assert await adapters.known() == ["a"]
+
+
+async def test_one_that_does_not_exist_evicts_none(loras: Path) -> None:
+    adapters = await some_adapters(loras, 2)
+    for name in ("a", "b"):
+        await adapters.load(name)
+    for ask in (adapters.load("none"), adapters.pin_only(["none"])):
+        with pytest.raises(LLMRequestError, match='the adapter "none" does not exist'):
+            await ask
+    assert adapters.held == ("a", "b")
+    await adapters.load("c")
+    assert adapters.held == ("b", "c")
+
+
+async def test_several_requests_for_a_remote_one_fetch_it_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+    may_end = threading.Event()
+
+    def fetch(source: str, cache: Path, report: Any) -> Path:
+        asked.append(source)
+        may_end.wait(PATIENCE_S)
+        return tmp_path
+
+    adapters = await some_adapters("s3://bucket/loras", 2, fetch=fetch)
+    first, *others = [asyncio.ensure_future(adapters.load("a")) for _ in range(3)]
+    await until(lambda: bool(asked), "it is fetched")
+    first.cancel()
+    may_end.set()
+    await asyncio.gather(*others)
+    assert (asked, adapters.held) == (["s3://bucket/loras/a"], ("a",))
 
 
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import grpc
 
 from pierhead.calls.channel import HandleChannel
+from pierhead.calls.replica import Replica
 from pierhead.classes.contract import ClassMethod, Contract
 from pierhead.classes.service import Bound, Service
 from pierhead.classes.threads import in_thread
-from pierhead.request import MAX_ID_LENGTH, MODEL_KEY, SESSION_KEY, accept_opaque
+from pierhead.errors import NoReplica
+from pierhead.request import MAX_ID_LENGTH, MODEL_KEY, SESSION_KEY, accept_opaque, current_request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,16 +85,41 @@ def handle_on(cls: type[Service], channel: grpc.aio.Channel) -> ClassHandle:
     return ClassHandle(ClassStub(cls.__contract__, channel), CallOptions())
 
 
-async def each_replica(bound: Bound) -> list[ClassHandle]:
-    """A handle to each replica of a bound service that may be called now, once there is one: calls go to it alone."""
-    channel = HandleChannel(bound.name)
-    await channel.channel_ready()
-    names = sorted(replica.name for replica in channel.pool().replicas() if replica.callable)
-    policy = "pierhead.policies.named:Named"
-    return [
-        handle_on(bound.cls, HandleChannel(bound.name, policy=policy, policy_kwargs={"replica": name}))
-        for name in names
-    ]
+async def each_replica(bound: Bound) -> list[Awaitable[ClassHandle]]:
+    """For each replica of a bound service that does not drain, once there is one: a handle whose calls go to it alone.
+
+    Awaiting it waits until the replica may be called, and raises NoReplica for one that has gone. So does this where
+    none will come. Both raise NoReplica after the time that the current request, or else any call, may take.
+    """
+    binding = HandleChannel(bound.name).binding()
+    pool, request = binding.pool, current_request()
+    limit_s = binding.timeout_s if request is None else min(binding.timeout_s, request.remaining_s())
+    deadline = time.monotonic() + limit_s
+
+    async def wait_for(is_there: Callable[[], object], what: str) -> None:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                while not is_there():
+                    if (hopeless := pool.hopeless()) is not None:
+                        raise hopeless
+                    await pool.changed()
+        except TimeoutError:
+            raise NoReplica(f"{what} within {limit_s:.3g} s: {pool.describe()}; try later") from None
+
+    async def handle_at(replica: Replica) -> ClassHandle:
+        name = f"{replica.name} of {bound.name}"
+        await wait_for(lambda: replica.callable or replica.drains, f"{name} cannot be called")
+        if replica.drains:
+            raise NoReplica(f"{name} has gone, or drains")
+        kwargs = {"replica": replica.name}
+        channel = HandleChannel(bound.name, policy="pierhead.policies.named:Named", policy_kwargs=kwargs)
+        return handle_on(bound.cls, channel)._with_options(CallOptions(deadline - time.monotonic()))
+
+    def found() -> list[Replica]:
+        return sorted((each for each in pool.replicas() if not each.drains), key=lambda each: each.name)
+
+    await wait_for(found, f"no replica of {bound.name} can be called")
+    return [handle_at(replica) for replica in found()]
 
 
 def options(

@@ -118,8 +118,7 @@ class Edge:
         error = self.error_for(exception, method)
         if self.settings.debug or not is_internal(error):
             return error
-        error_id = error.error_id if isinstance(error, UserCodeError) else _logged(_first_known(exception), method)
-        return UserCodeError(f"internal error [error id {error_id}]", error_id=error_id)
+        return hidden(error, _first_known(exception), method)
 
 
 def too_long(method: str, settings: Settings) -> DeadlineExceeded:
@@ -128,6 +127,16 @@ def too_long(method: str, settings: Settings) -> DeadlineExceeded:
         f"{method} was not done within {settings.request_timeout_s:g} s, the longest that this service works on a call "
         "(x-serve.request_timeout_s)"
     )
+
+
+def hidden(error: PierheadError, exception: BaseException, method: str) -> UserCodeError:
+    """What callers outside the stack get in place of an internal error: the id under which the log has it.
+
+    Logs `exception`, of which the error was made, unless the error has an id already.
+    """
+    own = error.error_id if isinstance(error, UserCodeError) else ""
+    error_id = own or _logged(exception, method)
+    return UserCodeError(f"internal error [error id {error_id}]", error_id=error_id)
 
 
 def is_internal(error: PierheadError) -> bool:

@@ -363,21 +363,34 @@ def _parts(value: Any) -> Any:
 def usage_of(members: Mapping[str, Any]) -> Usage:
     """What an answer, or an event of one, says that its request used."""
     used = Usage()
-    usage, choices = members.get("usage"), members.get("choices")
-    if isinstance(usage, dict):
-        details = usage.get("prompt_tokens_details")
-        used.prompt_tokens = _count(usage, "prompt_tokens")
-        used.completion_tokens = _count(usage, "completion_tokens")
-        used.cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else 0
+    usage, choices = usage_in(members), members.get("choices")
+    if usage is not None:
+        details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+        # Of Anthropic's API, whose input_tokens are the rest of the prompt.
+        cached, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+        made = _count(usage, "completion_tokens", "output_tokens")
+        prompt = _count(usage, "prompt_tokens") or _count(usage, "input_tokens") + cached + written
+        used.prompt_tokens = prompt or max(0, _count(usage, "total_tokens") - made)  # of rerankers
+        used.completion_tokens = made
+        used.cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else cached
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and choice.get("finish_reason") and choice.get("index", 0) == 0:
             used.finish_reason = str(choice["finish_reason"])
     return used
 
 
-def _count(members: Mapping[str, Any], name: str) -> int:
-    found = members.get(name)
-    return found if isinstance(found, int) and 0 <= found < 2**32 else 0
+def usage_in(members: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The usage in an answer, or in an event of one, which may have it in its `response` or `message`."""
+    for holder in (members, members.get("response"), members.get("message")):
+        if isinstance(holder, Mapping) and isinstance(usage := holder.get("usage"), dict):
+            return usage
+    return None
+
+
+def _count(members: Mapping[str, Any], *names: str) -> int:
+    """The first of these members that is a number of tokens."""
+    found = (members.get(name) for name in names)
+    return next((each for each in found if isinstance(each, int) and 0 <= each < 2**32), 0)
 
 
 class ChatCompletionResponse(OpenAIAnswer):

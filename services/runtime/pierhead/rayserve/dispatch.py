@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple, cast
 
@@ -71,16 +71,24 @@ class Dispatcher:
             await items.aclose()
 
     async def broadcast(self, call: HandleCall) -> list[Any]:
-        """The result of every replica; an exception in the place of one that failed."""
+        """The result of every replica; an exception in the place of one that failed. Raises what the caller is to get
+        where there is none.
+        """
         request = self._request(call)
 
-        async def at(handle: Any) -> Any:
+        async def at(coming: Awaitable[Any]) -> Any:
             try:
-                return self._result(await handle.call(request))
+                return self._result(await (await coming).call(request))
             except PierheadError as error:
                 raise translated(error, self.id, self._options) from None
 
-        handles = await each_replica(self._bound)
+        try:
+            handles = await each_replica(self._bound)
+        except PierheadError as error:
+            successor = self._successor_after(error)
+            if successor is None:
+                raise translated(error, self.id, self._options) from None
+            return await successor.broadcast(call)
         return await asyncio.gather(*map(at, handles), return_exceptions=True)
 
     def _successor_after(self, error: PierheadError) -> Dispatcher | None:

@@ -135,7 +135,7 @@ class _Translation:
     def _http(self, options: Mapping[str, Any]) -> None:
         for key, value in options.items():
             if key == "request_timeout_s":
-                self._request_timeout_s = value
+                self._request_timeout_s = float(value) if value else None
             elif key == "port":
                 if value != 8000:
                     self._note("http_options.port", f"write PIERHEAD_HTTP_PORT={value} into .env")
@@ -169,7 +169,7 @@ class _Translation:
         prefix = config.get("route_prefix", "/")
         found = {}
         for deployment, part in parts.items():
-            block, compose = self._block(where, deployment, part.options, options.get(deployment, {}), config)
+            block, compose = self._block(where, deployment, part, options.get(deployment, {}), config)
             if part.is_first and prefix is not None:
                 block |= {"route": prefix} if prefix == "/" else {"route": prefix, "strip_prefix": True}
             found[part.service] = _merged(part.definition, {"environment": environment, **compose, "x-serve": block})
@@ -225,7 +225,7 @@ class _Translation:
         return parts
 
     def _block(
-        self, where: str, name: str, own: DeploymentOptions, written: Mapping[str, Any], config: Mapping[str, Any]
+        self, where: str, name: str, part: ComposePart, written: Mapping[str, Any], config: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The x-serve block of a deployment, and the other keys of its service."""
         here = f"{where}.deployments.{name}"
@@ -234,12 +234,12 @@ class _Translation:
             if given.get(key) is None:
                 given.pop(key, None)
         try:
-            options = own.changed(**{key: DEFAULT if value is None else value for key, value in given.items()})
+            options = part.options.changed(**{key: DEFAULT if value is None else value for key, value in given.items()})
             logging = config.get("logging_config") or self._logging
             if logging and options.logging_config is None:
                 given = {key: value for key, value in logging.items() if value is not None}
                 options = options.changed(logging_config=given)
-            block = options.x_serve()
+            block = options.x_serve(self._request_timeout_s or part.definition["x-serve"].get("request_timeout_s"))
         except (ValueError, TypeError, RayServeException) as error:
             self._note(here, str(error))
             return {}, {}
@@ -247,8 +247,8 @@ class _Translation:
             self._note(f"{here}.{key}", words)
         if options.user_config is not None and not isinstance(options.user_config, Mapping):
             self._note(f"{here}.user_config", "x-serve.user_config is a mapping; the value in the code stays in force")
-        if self._request_timeout_s and "request_timeout_s" not in block:
-            block["request_timeout_s"] = float(self._request_timeout_s)
+        if self._request_timeout_s is not None:
+            block["request_timeout_s"] = self._request_timeout_s
         return block, _resources(options)
 
 

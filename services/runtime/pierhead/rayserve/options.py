@@ -17,7 +17,7 @@ from pierhead.rayserve.config import (
 )
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.schema import LoggingConfig
-from pierhead.serve_block import AutoscaleBlock, keys_of
+from pierhead.serve_block import DRAIN_MARGIN_S, AutoscaleBlock, ServeBlock, keys_of
 
 
 class Default:
@@ -139,14 +139,14 @@ class DeploymentOptions:
             return self.num_replicas
         return max(1, self.autoscaling_config.first)
 
-    def x_serve(self) -> dict[str, Any]:
-        """The keys of the x-serve block that say the same."""
+    def x_serve(self, longest_s: float | None = None) -> dict[str, Any]:
+        """The keys of the x-serve block that say the same; `longest_s`: its `request_timeout_s`, None = the default."""
         found: dict[str, Any] = {"max_ongoing_requests": self.max_ongoing_requests}
         if self.autoscaling_config is not None:
             found["autoscale"] = autoscale_of(self.autoscaling_config)
         elif self.num_replicas != 1:
             found["replicas"] = self.num_replicas
-        found |= self._line() | self._end()
+        found |= self._line() | self._end(longest_s or ServeBlock.request_timeout_s)
         if self.max_replicas_per_node is not None:
             found["max_replicas_per_node"] = self.max_replicas_per_node
         if self.request_router_config is not None:
@@ -172,15 +172,17 @@ class DeploymentOptions:
                 found["backpressure"]["retry_after_s"] = float(answer.retry_after_s)
         return found
 
-    def _end(self) -> dict[str, Any]:
+    def _end(self, longest_s: float) -> dict[str, Any]:
         """How replicas end, and how a version replaces another one."""
         found: dict[str, Any] = {}
         if "graceful_shutdown_wait_loop_s" in self.given:
             found["graceful_shutdown_wait_loop_s"] = max(0.25, float(self.graceful_shutdown_wait_loop_s))
-        if "graceful_shutdown_timeout_s" in self.given:
-            # A drain is longer than any request: requests may take a little less than the time for the drain.
-            found["graceful_shutdown_timeout_s"] = max(6.0, float(self.graceful_shutdown_timeout_s))
-            found["request_timeout_s"] = min(60.0, found["graceful_shutdown_timeout_s"] - 5.0)
+        # A drain takes as long as requests may: without this key it is that much.
+        if (
+            "graceful_shutdown_timeout_s" in self.given
+            and self.graceful_shutdown_timeout_s > longest_s + DRAIN_MARGIN_S
+        ):
+            found["graceful_shutdown_timeout_s"] = float(self.graceful_shutdown_timeout_s)
         if "max_surge_percent" in self.given:
             surge = -(-self.max_surge_percent * self.first_replicas // 100)
             found["rollout"] = {"max_surge": surge, "max_unavailable": 0 if surge else 1}
@@ -204,15 +206,15 @@ def _refuse(given: dict[str, Any], known: Collection[str]) -> None:
 
 def _auto(config: Any) -> AutoscalingConfig:
     """The bounds of num_replicas="auto": Ray Serve's, in which the given ones are put."""
-    given = made(AutoscalingConfig, config, "autoscaling_config")
-    if given is None:
-        return AutoscalingConfig.default()
-    plain, default = AutoscalingConfig(), AutoscalingConfig.default()
-    named = set(config) if isinstance(config, Mapping) else set()
+    default = AutoscalingConfig.default()
+    if config is None or isinstance(config, Mapping):
+        given: AutoscalingConfig = made(AutoscalingConfig, {**default.dict(), **(config or {})}, "autoscaling_config")
+        return given
+    given, plain = made(AutoscalingConfig, config, "autoscaling_config"), AutoscalingConfig()
     changes = {
         each.name: getattr(given, each.name)
         for each in fields(given)
-        if each.name in named or getattr(given, each.name) != getattr(plain, each.name)
+        if getattr(given, each.name) != getattr(plain, each.name)
     }
     return replace(default, **changes)
 

@@ -15,6 +15,7 @@ from pierhead.rayserve.config import HTTPOptions
 from pierhead.rayserve.responses import (
     REQUEST_ID,
     answer,
+    fit_for,
     reply,
     request_id_of,
     request_of,
@@ -37,7 +38,7 @@ class RayServeProxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request or WebSocket."""
         request_id = request_id_of(scope)
-
+        send = fit_for(scope, send)
         stamp = (REQUEST_ID, request_id.encode("latin-1"))
 
         async def stamped(message: Message) -> None:

@@ -241,6 +241,26 @@ async def _serve_plain(deployed: DeployedObject, scope: Scope, receive: Receive,
         await send(message)
 
 
+def fit_for(scope: Scope, send: Send) -> Send:
+    """`send`, which for a WebSocket that was not accepted makes of a response what refuses it: without the server's
+    extension for responses that is a close, which has no status of ours.
+    """
+    if scope["type"] != "websocket":
+        return send
+    takes_responses = "websocket.http.response" in scope.get("extensions", {})
+
+    async def refuse(message: Message) -> None:
+        kind = message["type"]
+        if not kind.startswith("http.response."):
+            await send(message)
+        elif takes_responses:
+            await send({**message, "type": f"websocket.{kind}"})
+        elif kind == "http.response.start":
+            await send({"type": "websocket.close"})
+
+    return refuse
+
+
 async def reply(send: Send, value: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """Send a response with any value as its body. Raises TypeError and ValueError for one without, before it sends."""
     for message in messages_of(value, status, headers):

@@ -143,12 +143,10 @@ class RunningApplication:
             async with self.successor.at_a_replica(call) as deployed:
                 yield deployed
             return
-        admission = replica.server.edge.admission
-        admission.enter_while_draining()
         try:
             yield cast("RayDeployment", replica.service).deployed
         finally:
-            admission.leave()
+            replica.server.edge.admission.leave()
             lease.end()
 
     @property
@@ -159,12 +157,18 @@ class RunningApplication:
         return Clients.current().pool(self._services[self.built.ingress], "lane")
 
     async def _lease(self, call: _RequestContext) -> tuple[CallPlace, LoopReplica]:
-        replicas = self._runner.services[self._services[self.built.ingress]].replicas
+        """A lease on a replica that has admitted the request."""
+        replicas, pool = self._runner.services[self._services[self.built.ingress]].replicas, self._pool()
         while True:
             lease = await self._turn(call)
-            if (replica := replicas.get(lease.replica.name)) is not None:
-                return lease, replica
-            lease.end()  # it was replaced a moment ago
+            if (replica := replicas.get(lease.replica.name)) is not None:  # else it was replaced a moment ago
+                admission = replica.server.edge.admission
+                if admission.enter_while_draining() is None:
+                    if lease.replica.full:
+                        pool.report(lease, admission.ongoing - 1, time.monotonic())
+                    return lease, replica
+                pool.refused(lease, admission.ongoing)  # a call that was cancelled is there until its thread ends
+            lease.end()
 
     async def _turn(self, call: _RequestContext) -> CallPlace:
         options = self._ingress.options

@@ -30,6 +30,7 @@ from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.pickles import ALLOW, SECRET, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.responses import (
     answer,
+    fit_for,
     prepare,
     reply,
     request_id_of,
@@ -197,6 +198,7 @@ class RayDeployment(Service):
     async def _http(self, scope: Any, receive: Any, send: Any) -> None:
         """One request of the edge, whose answer is Ray Serve's."""
         await self._ready()
+        send = fit_for(scope, send)
         # With x-serve.strip_prefix the edge has put the route there.
         route, request_id = scope.get("root_path") or "/", request_id_of(scope)
         request = request_of(scope, request_id, route=route, app_name=self.__application__.name)
@@ -233,7 +235,8 @@ def services_of(built: BuiltApplication, graph: AppGraph, prefix: str) -> Bound:
     """As `bound_of`; `prefix`: what services' names begin with. Puts them into `graph`."""
     classes: dict[str, str] = {}
     for deployment in built.deployments.values():
-        keywords: dict[str, Any] = {**deployment.defaults, **deployment.options.x_serve()}
+        defaults = deployment.defaults
+        keywords: dict[str, Any] = {**defaults, **deployment.options.x_serve(defaults.get("request_timeout_s"))}
         if graph.in_process:
             keywords.pop("user_config", None)  # the replica has it itself, of any size
         elif deployment.name == built.ingress:

@@ -24,6 +24,8 @@ from pierhead.runner.runner import Changed, FrontRoute, Offer, ProcessFailed
 
 POLL_S = 0.05
 PROBE_S = 2.0
+MOST_LATE = 3
+"""Probes in a row without an answer in that time, after which a replica is ill."""
 WATCH_S = 1.0
 """Between two looks at a replica that is ready."""
 END_S = 5.0
@@ -98,12 +100,15 @@ class ServiceProcess:
     async def ill(self) -> None:
         """See KeptReplica."""
         assert self._process is not None  # noqa: S101 - it was started
-        while self._process.returncode is None:
+        late = 0
+        while self._process.returncode is None and late < MOST_LATE:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_S):
                     await self._process.wait()
-            if not await _is_ready(self.admin_port):
+            is_ready = await _is_ready(self.admin_port)
+            if is_ready is False:
                 return
+            late = 0 if is_ready else late + 1
 
     async def stop(self, *, at_once: bool) -> None:
         """See KeptReplica."""
@@ -255,7 +260,8 @@ def _signal(process: asyncio.subprocess.Process, *, again: bool) -> None:
             process.send_signal(number)
 
 
-async def _is_ready(port: int) -> bool:
+async def _is_ready(port: int) -> bool | None:
+    """What its /readyz says; None = nothing in time."""
     try:
         async with asyncio.timeout(PROBE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -264,5 +270,7 @@ async def _is_ready(port: int) -> bool:
                 return (await reader.readline()).startswith(b"HTTP/1.1 200")
             finally:
                 writer.close()
-    except (OSError, ValueError, TimeoutError):  # ValueError: a line of any length
+    except TimeoutError:
+        return None
+    except (OSError, ValueError):  # ValueError: a line of any length
         return False

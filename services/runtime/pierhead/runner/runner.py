@@ -4,7 +4,8 @@
     ProcessRunner   N replicas of each service in processes of their own, which find each other by Discovery
 
 A replica starts, and is then ready until the application stops, or until it is ill: its check_health has failed three
-times in a row, or it has ended by itself. Another one takes its place, and is tried until one is ready.
+times in a row, its process has left three probes in a row without an answer, or it has ended by itself. Another one
+takes its place, and is tried until one is ready.
 
     starting --(check_health passed, listening)--> ready --(stop)--> draining --> ended
        `--(it raises)--> the start fails            `--(ill)--> draining; another one starts

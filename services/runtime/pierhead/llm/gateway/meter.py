@@ -54,11 +54,12 @@ class Meter:
         """The tokens used: the engine's count, else an estimate. `gave_up`: the client left before the end. Its prompt
         counts nevertheless: else clients that leave at once would use nothing of their limits.
         """
+        estimate = 0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens
         last = self._last
         if last is not None and last.HasField("usage"):
-            usage = last.usage
-            return Used(usage.prompt_tokens, usage.completion_tokens or self._counted, usage.cached_tokens)
-        return Used(0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens, self._counted)
+            usage, made = last.usage, last.usage.completion_tokens or self._counted
+            return Used(usage.prompt_tokens or (estimate if made else 0), made, usage.cached_tokens)
+        return Used(estimate, self._counted)
 
     def count(
         self, metrics: GatewayMetrics, route: ModelRoute | None, key: str, code: str, used: Used, now: float

@@ -1,4 +1,4 @@
-"""Runs work that blocks and cannot be cancelled in a thread: a download, the loading of weights.
+"""Runs work that cannot be cancelled: in a thread what blocks, a download, the loading of weights.
 
 A process waits for asyncio's own threads when it ends. A replica that is stopped during a download would run until
 it is killed, and a few hanging downloads would occupy all of these threads.
@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
+
+from pierhead.tasks import retrieve
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,3 +42,10 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
     threading.Thread(target=work, name="background", daemon=True).start()
     return await result
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work, which continues to its end if the caller is cancelled."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(retrieve)
+    return await asyncio.shield(task)

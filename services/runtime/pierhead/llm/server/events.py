@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pierhead.llm.objects import Usage, usage_of
+from pierhead.llm.objects import Usage, usage_in, usage_of
 from pierhead.llm.server.errors import UpstreamError
 
 DONE = b"[DONE]"
@@ -21,7 +21,9 @@ LARGEST_EVENT = 16 * 1024 * 1024
 _END = re.compile(rb"\r?\n\r?\n")
 _END_BYTES = 4
 """Of the longest one."""
-_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|refusal)"\s*:\s*"[^"]')
+_TEXT = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|arguments|refusal|delta|thinking|partial_json)"\s*:\s*"[^"]'
+)
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR = re.compile(rb'(?:event: *error\r?\n)?data: *\{\s*"(?:error"|object"\s*:\s*"error")')
@@ -96,13 +98,14 @@ class Account:
 
     def note_body(self, body: dict[str, Any]) -> None:
         """Take reason and usage from a whole answer, or from one of the last events."""
-        said = usage_of(body)
-        said.finish_reason = said.finish_reason or self.usage.finish_reason
-        if isinstance(body.get("usage"), dict):
-            self.usage = said
-            self.tokens = said.completion_tokens
-        else:
-            self.usage.finish_reason = said.finish_reason
+        said, before = usage_of(body), self.usage
+        said.finish_reason = said.finish_reason or before.finish_reason
+        if usage_in(body) is None:
+            before.finish_reason = said.finish_reason
+            return
+        self.usage, self.tokens = said, said.completion_tokens
+        if not said.prompt_tokens:  # the first event of Anthropic's API has them, the last one need not
+            said.prompt_tokens, said.cached_tokens = before.prompt_tokens, before.cached_tokens
 
 
 def _data(event: bytes) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
 from pierhead.llm import objects
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server import bodies
-from pierhead.llm.server.background import in_background
+from pierhead.llm.server.background import in_background, to_its_end
 from pierhead.llm.server.engine import EngineStats, LLMEngine, ModelDescription, Report
 from pierhead.llm.server.errors import LLMStartError, NotSupported, not_started, unknown_model, unknown_path
 from pierhead.llm.server.models import loading
@@ -320,6 +320,9 @@ class LLMServer(metaclass=_AsyncConstructor):
 
     async def sleep(self, level: int = 1, **_: Any) -> None:
         """Free the accelerator's memory; 1 = keep the weights in the machine's memory, 2 = drop them."""
+        await to_its_end(self._fall_asleep(level))
+
+    async def _fall_asleep(self, level: int) -> None:
         async with self._turn:
             engine, level = self.ready, level or 1
             if level not in (1, 2):
@@ -336,6 +339,9 @@ class LLMServer(metaclass=_AsyncConstructor):
 
     async def wakeup(self, **_: Any) -> None:
         """Undo `sleep`."""
+        await to_its_end(self._wake_up())
+
+    async def _wake_up(self) -> None:
         async with self._turn:
             engine = self.ready
             if not self._asleep:

@@ -4,14 +4,17 @@ engine that is a user's own runs in the user's image. Pure.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from pierhead.llm.server import llm_server
 from pierhead.llm_app import llm_gateway, llm_service
 from pierhead.llm_config import ENGINE_NAMES
+from pierhead.policies.prefix import MOST_CHARS
+from pierhead.rayserve.config import RequestRouterConfig
 from pierhead.rayserve.deployment import BuiltDeployment, ComposePart
 from pierhead.rayserve.llm.config import GATEWAY_MAX_ONGOING_REQUESTS, LLMConfig, parts_of
 from pierhead.rayserve.options import DeploymentOptions, router_of
@@ -20,6 +23,14 @@ GATEWAY: Final = "__rayserve_gateway__"
 """The attribute of an ingress's class that says whether the stack's gateway can take its place."""
 SERVERS: Final = "pierhead.rayserve.llm.deployment"
 """The module of the servers that are no user's own."""
+_LONGEST_NAME: Final = 40
+"""Of a service, in characters."""
+_PREFIX_KWARGS: Final = {
+    "imbalanced_threshold": "imbalance_threshold",
+    "match_rate_threshold": "match_rate_threshold",
+    "eviction_threshold_chars": "max_chars",
+}
+"""Parameters of PrefixCacheAffinityRouter, and those of the policy `prefix` that say the same."""
 
 
 def compose_parts(
@@ -40,7 +51,12 @@ def compose_parts(
     if classes and image is None:
         return None
     start = re.sub("[^a-z0-9]+", "-", prefix.lower()).strip("-") + "-" if prefix else ""
-    parts = {name: _server(each, configs[name], start, classes.get(name), image) for name, each in servers.items()}
+    gateway_name = f"{start}llm-gateway"
+    parts: dict[str, ComposePart] = {}
+    for name, each in servers.items():
+        part = _server(each, configs[name], start, classes.get(name), image)
+        taken = {gateway_name, *(other.service for other in parts.values())}
+        parts[name] = replace(part, service=_free(part.service, taken))
     for name in list(classes)[:1]:
         parts[name] = replace(parts[name], definition={**parts[name].definition, "build": "."})
     readers = {child for each in servers.values() for child in each.children}
@@ -53,8 +69,15 @@ def compose_parts(
     options = root.options if has_ingress else DeploymentOptions(max_ongoing_requests=GATEWAY_MAX_ONGOING_REQUESTS)
     called = {"depends_on": sorted(part.service for part in parts.values())}
     definition = llm_gateway(models, replicas=options.first_replicas) | called
-    gateway = ComposePart(f"{start}llm-gateway", True, options, definition)
+    gateway = ComposePart(gateway_name, True, options, definition)
     return {root.name if has_ingress else "": gateway, **parts}
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, as long as one may be, with a number where it is taken."""
+    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (name[: _LONGEST_NAME - len(end)].strip("-") + end for end in ends)
+    return next(each for each in names if each not in taken)
 
 
 def _is_gateway(ingress: BuiltDeployment) -> bool:
@@ -94,9 +117,16 @@ def _server(
     actor = dict(options.ray_actor_options or {})
     gpus = actor.pop("num_gpus", 0)
     given: dict[str, Any] = {"ray_actor_options": actor or None}
+    notes = {f"{config.model_id}.{field}": words for field, words in parts.notes.items()}
     router = options.request_router_config
     if router is not None and "PrefixCacheAffinityRouter" in router_of(router)["policy"]:
-        given["request_router_config"] = None  # the gateway's default says the same
+        kwargs, unknown = _prefix_kwargs(router.request_router_kwargs)
+        given["request_router_config"] = RequestRouterConfig(
+            request_router_class="prefix", request_router_kwargs=kwargs
+        )
+        for name in unknown:
+            words = "the policy `prefix` has no such parameter"
+            notes[f"{config.model_id}.request_router_kwargs.{name}"] = words
     said = parts.config.model_copy(update={"server_cls": server_cls})
     definition = llm_service(said, gpus=gpus >= 1, image=image if server_cls else None)
     if server_cls:
@@ -106,6 +136,15 @@ def _server(
     environment = {name: value.replace("$", "$$") for name, value in parts.environment.items()}
     definition |= {"environment": definition["environment"] | environment, "x-serve": block}
     kind = server.name.partition(":")[0].lower() + "-" if server.name.startswith(("Prefill:", "Decode:")) else ""
-    name = f"{start}llm-{kind}" + re.sub("[^a-z0-9]+", "-", config.model_id.lower())[:36].strip("-")
-    notes = {f"{config.model_id}.{field}": words for field, words in parts.notes.items()}
+    name = f"{start}llm-{kind}" + re.sub("[^a-z0-9]+", "-", config.model_id.lower()).strip("-")
     return ComposePart(name, False, options.changed(**given), definition, notes)
+
+
+def _prefix_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of PrefixCacheAffinityRouter as those of the policy `prefix`, and the names of the others."""
+    found = {
+        _PREFIX_KWARGS[name]: value for name, value in given.items() if name in _PREFIX_KWARGS and value is not None
+    }
+    if "max_chars" in found:
+        found["max_chars"] = max(MOST_CHARS, found["max_chars"])
+    return found, [name for name in given if name not in _PREFIX_KWARGS]

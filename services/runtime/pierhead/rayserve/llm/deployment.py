@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pierhead import llm_config as own
 from pierhead.llm import objects
+from pierhead.llm.gateway.body.prompt_text import prompts
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.server import llm_server
 from pierhead.llm.server.service import object_of
@@ -67,7 +68,7 @@ class PDDecodeServer(LLMServer):
 
     async def _decode(self, method: str, decode: Any, request: Any, raw_request: Any) -> AsyncIterator[Any]:
         """What the prefill server answers on an error, else what `decode` yields."""
-        if (request.n or 1) == 1:  # the transferred state is that of one sequence
+        if (request.n or 1) == 1 and prompts(request.to_dict()) == 1:  # the transferred state is that of one sequence
             read = await self._read(method, request, raw_request)
             if isinstance(read, objects.ErrorResponse):
                 yield read

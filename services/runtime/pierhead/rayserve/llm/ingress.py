@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pierhead.edge.edge import hidden, is_internal
 from pierhead.environment import Environment
 from pierhead.errors import PierheadError
 from pierhead.llm import objects
@@ -139,10 +140,9 @@ class OpenAiIngress:
             if len(self.llm_deployments) > 1:
                 raise no_model(list(self.llm_deployments))
             model = next(iter(self.llm_deployments))
-        base, colon, _ = model.partition(":")
+        base, colon, adapter = model.partition(":")
         if base not in self.llm_deployments or (colon and base not in self.lora_paths):
             raise unknown_model(model)
-        adapter = model if colon else ""
         return self.llm_deployments[base].options(stream=True, multiplexed_model_id=adapter, session_id=session_id)
 
     async def respond(self, method: str, body: objects.OpenAIRequest, request: Request) -> Response:
@@ -237,6 +237,8 @@ def api_error_of(error: BaseException) -> ApiError:
         more = {name.decode(): value.decode() for name, value in headers}
         return ApiError(status, text, kind=SERVER, code=code, headers=more)
     if isinstance(cause, PierheadError):
+        if is_internal(cause):
+            cause = hidden(cause, cause, "a call of a model")
         return ApiError(cause.http_status, cause.message, kind=SERVER, code="internal")
     if isinstance(cause, StopAsyncIteration):
         return ApiError(500, "the model's answer is empty; look at its log", kind=SERVER, code="internal")

@@ -16,6 +16,11 @@ EVERY_HOST = "*"
 _MEMBERS = frozenset({"image_url", "video_url", "audio_url", "file_url", "source"})
 """Of a part of a message: the address, or an object with a member `url`."""
 
+_CONTENT_OR_ADDRESS = frozenset(
+    {"image", "images", "audio", "audios", "video", "videos", "ref_audio", "image_data", "audio_data", "video_data"}
+)
+"""Of a body, or of an object in it: one or more, each an address or the content in base64."""
+
 _URL = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]+)?(?:[/?#][^\s\\]*)?", re.IGNORECASE)
 """Without a user's name and a backslash: those are read differently by the engines' parsers."""
 
@@ -33,6 +38,9 @@ def refuse_addresses(body: Mapping[str, object], hosts: Collection[str]) -> None
 
 def _addresses(body: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Each address in a body, after the member that has it. Arguments of tools are no parts of messages."""
+    for name, value in body.items():
+        if name.casefold() in _CONTENT_OR_ADDRESS:
+            yield from ((name, address) for address in _not_base64(value))
     waiting: list[tuple[str, object]] = list(body.items())
     while waiting:
         name, value = waiting.pop()
@@ -44,6 +52,8 @@ def _addresses(body: Mapping[str, object]) -> Iterator[tuple[str, str]]:
                     waiting.append((f"{name}.{member}", inner))
                 elif member.casefold() in _MEMBERS:
                     yield from ((f"{name}.{member}", address) for address in _urls(member, inner))
+                elif member.casefold() in _CONTENT_OR_ADDRESS:
+                    yield from ((f"{name}.{member}", address) for address in _not_base64(inner))
 
 
 def _urls(member: str, value: object) -> list[str]:
@@ -52,3 +62,8 @@ def _urls(member: str, value: object) -> list[str]:
     else:
         found = [] if member == "source" else [value]  # the source of a search's result is a title
     return [each for each in found if isinstance(each, str)]
+
+
+def _not_base64(value: object) -> list[str]:
+    found = [url for each in (value if isinstance(value, list) else [value]) for url in _urls("", each)]
+    return [each for each in found if ":" in each or "." in each]

@@ -7,8 +7,8 @@ callers which ones the replica holds; this module finds the adapters and loads t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pierhead.llm.server.errors import LLMRequestError, LLMStartError, SourceNot
 from pierhead.llm_config import ADAPTER_NAME, Lora
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import ModelUse, Multiplexed
+from pierhead.tasks import retrieve
 
 Fetch = Callable[[str, Path, Report], Path]
 """A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
@@ -59,6 +60,9 @@ class Adapters:
         self._cache = cache
         self._report = report
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
+        self._finding: dict[str, asyncio.Task[Path]] = {}
+        self._found: dict[str, Path] = {}
+        """Where the files are of adapters that wait for a place, or load."""
         self._pins: dict[str, ModelUse[LoadedAdapter]] = {}
         self._pinning = asyncio.Lock()
         """Held while pins change: with two uses for one pin, the first would never end."""
@@ -68,7 +72,7 @@ class Adapters:
         """The adapters in the engine."""
         return self._loaded.models
 
-    def use(self, adapter: str) -> AbstractAsyncContextManager[LoadedAdapter]:
+    def use(self, adapter: str) -> AbstractAsyncContextManager[Any]:
         """An adapter that stays in the engine until the block is left; it is loaded first if it is not there.
 
         Raises LLMRequestError, 404, for an adapter that does not exist, and Backpressure where pinned adapters take all
@@ -80,7 +84,9 @@ class Adapters:
                 f'the adapter "{adapter}" has no room: all {self._bound} of max_num_adapters_per_replica are taken '
                 f"by those that the replica always has, {', '.join(sorted(self._pins))}; raise it, or pin fewer"
             )
-        return self._loaded(adapter)
+        if adapter in self.held:
+            return self._loaded(adapter)
+        return self._used(adapter)
 
     async def pin_only(self, wanted: Iterable[str]) -> None:
         """Pin `lora.adapters` and these adapters, and unpin all others.
@@ -132,14 +138,40 @@ class Adapters:
         return sorted(names)
 
     async def _pin(self, adapter: str) -> None:
+        self._pins[adapter] = await self._begin_use(adapter)  # left by `pin_only`, or `unload`
+
+    @asynccontextmanager
+    async def _used(self, adapter: str) -> AsyncIterator[None]:
+        use = await self._begin_use(adapter)
+        try:
+            yield
+        finally:
+            await use.__aexit__(None, None, None)
+
+    async def _begin_use(self, adapter: str) -> ModelUse[LoadedAdapter]:
+        """A use that was entered. The adapter is found before it gets a place: what does not exist evicts no other."""
         use = self._loaded(adapter)
-        await use.__aenter__()  # left by `pin_only`, or `unload`
-        self._pins[adapter] = use
+        if adapter not in self.held:
+            self._found[adapter] = await self._find_once(adapter)
+        try:
+            await use.__aenter__()
+        finally:
+            self._found.pop(adapter, None)
+        return use
+
+    async def _find_once(self, adapter: str) -> Path:
+        """What `_find` finds, for all who ask at the same time."""
+        finding = self._finding.get(adapter)
+        if finding is None:
+            finding = self._finding[adapter] = asyncio.create_task(self._find(adapter))
+            finding.add_done_callback(lambda _: self._finding.pop(adapter))
+            finding.add_done_callback(retrieve)
+        return await asyncio.shield(finding)
 
     async def _load(self, adapter: str) -> LoadedAdapter:
         """Cancelled when the replica ends. A load that the engine has begun is then awaited: the engine may have the
         adapter all the same, and the cache has to unload it."""
-        path = await self._find(adapter)
+        path = self._found.get(adapter) or await self._find(adapter)
         loading = asyncio.ensure_future(self._engine.load_adapter(adapter, str(path)))
         try:
             await asyncio.shield(loading)

@@ -22,6 +22,10 @@ _OTHER_WEIGHTS = (
     "onnx/*",
 )
 """Other forms of the same weights, which are not needed where there are safetensors."""
+_MODULE = "[0-9]_*/pytorch_model.bin"
+"""The weights of one of sentence-transformers' modules."""
+_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
+"""Of BGE-M3 and its kind, which vLLM reads in this form."""
 _LISTED_WITHIN_S = 30.0
 
 
@@ -47,9 +51,7 @@ class Hub:
             ]
         except Exception as error:  # the library's own, and those of its HTTP library
             raise self._explained(error) from error
-        if any(file.path.endswith(".safetensors") for file in found):
-            return [file for file in found if not any(fnmatch(file.path, each) for each in _OTHER_WEIGHTS)]
-        return found
+        return needed(found)
 
     def copy(self, file: SourceFile, at: int, part: PartFile) -> None:
         """Append a file's content from byte `at` on. The library continues by itself where a connection is cut.
@@ -154,3 +156,14 @@ def _progress_of(part: PartFile) -> type[Any]:
             """Their rate."""
 
     return HubProgress
+
+
+def needed(files: list[SourceFile]) -> list[SourceFile]:
+    """A model's files without other forms of weights that are there as safetensors."""
+    has = {PurePosixPath(file.path).parent for file in files if file.path.endswith(".safetensors")}
+
+    def is_needed(path: str) -> bool:
+        is_part = path in _HEADS or (fnmatch(path, _MODULE) and PurePosixPath(path).parent not in has)
+        return is_part or not any(fnmatch(path, each) for each in _OTHER_WEIGHTS)
+
+    return [file for file in files if is_needed(file.path)] if has else files

@@ -28,6 +28,7 @@ _CONTEXT = re.compile(
     r"maximum context length|max_model_len|maximum model length|longer than the maximum|available context size",
     re.IGNORECASE,
 )
+_DECODES = re.compile(rb"^llamacpp:n_decode_total\b.*", re.MULTILINE)
 _NO_MODEL = re.compile(r"model\b.*(?:not found|does not exist)", re.IGNORECASE)
 _MODEL = re.compile(rb'"model"\s*:\s*"(?:[^"\\]|\\.)*"')
 
@@ -152,6 +153,11 @@ def message_of(body: bytes) -> str:
         return str(error["message"])[:1000]
     except (ValueError, TypeError, KeyError):
         return ""
+
+
+def decodes_in(text: bytes) -> list[bytes]:
+    """The lines of a page of metrics that change whenever llama.cpp decodes: it counts tokens at an answer's end."""
+    return _DECODES.findall(text)
 
 
 def without_ours(text: bytes) -> bytes:

@@ -23,7 +23,15 @@ from pierhead import Unavailable
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription, checked_kwargs
-from pierhead.llm.server.engines.openai.answers import answers_of, cards_of, message_of, read_body, short, without_ours
+from pierhead.llm.server.engines.openai.answers import (
+    answers_of,
+    cards_of,
+    decodes_in,
+    message_of,
+    read_body,
+    short,
+    without_ours,
+)
 from pierhead.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
 from pierhead.llm.server.errors import LLMStartError, NotSupported, UpstreamError, unknown_model, unknown_path
 from pierhead.llm.server.events import Account
@@ -34,6 +42,8 @@ log = logging.getLogger(__name__)
 LARGEST_METRICS = 4 * 1024 * 1024
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCH_EVERY_S = 5.0
+CLOSED_WITHIN_S = 1.0
+"""A kept connection that the server had closed is noticed by then. Later, the server may have begun the request."""
 LISTED_S = 5.0
 """For how long an adapter that the server has listed counts as there, so that not each request for it costs another."""
 METRICS_LAST_S = 30.0
@@ -66,6 +76,7 @@ class OpenAIEngine(LLMEngine):
         self._running = 0
         self._tokens = 0
         self._metrics, self._metrics_at = b"", 0.0
+        self._decodes: list[bytes] = []
         self._adapters: dict[str, str] = {}
         """Loaded adapters, and where their files are."""
         self._listed: tuple[float, Collection[str]] = (-math.inf, ())
@@ -79,6 +90,7 @@ class OpenAIEngine(LLMEngine):
         self._session = aiohttp.ClientSession(
             headers={"Accept-Encoding": "identity", **self._authorization()},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # the replica bounds its requests
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's are not for the others
             trace_configs=[_notes_a_kept_connection()],
             timeout=aiohttp.ClientTimeout(sock_connect=arguments.connect_timeout_s, sock_read=arguments.read_timeout_s),
         )
@@ -307,11 +319,12 @@ class OpenAIEngine(LLMEngine):
         """The server's answer, from its headers on. Servers close connections without saying so (llama.cpp after each
         stream): a request that meets this on a kept one is sent again. aiohttp does so for GET alone."""
         while True:
-            connection = SimpleNamespace(is_kept=False)
+            connection, asked_at = SimpleNamespace(is_kept=False), time.monotonic()
             try:
                 return await self._open.request(method, where, trace_request_ctx=connection, **options)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not connection.is_kept:  # each attempt takes one of those away
+                # Each attempt takes one of the kept ones away.
+                if not connection.is_kept or time.monotonic() - asked_at > CLOSED_WITHIN_S:
                     raise
 
     @property
@@ -383,17 +396,29 @@ class OpenAIEngine(LLMEngine):
         """Fetch the metrics, and check whether a silent server still generates: an answer without streaming shows no
         token until its end. If the check fails, the token count does not grow, and the watchdog acts."""
         tokens = -1
-        while True:
-            if self._arguments.metrics_path is not None:
-                await self._fetch_metrics(self._arguments.metrics_path)
-            if self._running and self._tokens == tokens:
-                try:
-                    await self.generate_one_token()
-                except (Unavailable, UpstreamError) as error:
-                    log.warning("no sign of life: %s", error)
-            tokens = self._tokens
-            # Several checks before silence counts as a stall: a stalled replica is replaced at once.
-            await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
+        checking: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if self._arguments.metrics_path is not None:
+                    await self._fetch_metrics(self._arguments.metrics_path)
+                if checking is not None and checking.done():
+                    checking.result()
+                    checking = None
+                if self._running and self._tokens == tokens and checking is None:
+                    checking = asyncio.create_task(self._check_for_life())
+                tokens = self._tokens
+                # Several checks before silence counts as a stall: a stalled replica is replaced at once.
+                await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
+        finally:
+            if checking is not None:
+                await end_tasks(checking)
+
+    async def _check_for_life(self) -> None:
+        """Waits with the others where all places of the server are taken; then its metrics may show that it lives."""
+        try:
+            await self.generate_one_token()
+        except (Unavailable, UpstreamError) as error:
+            log.warning("no sign of life: %s", error)
 
     async def _fetch_metrics(self, path: str) -> None:
         try:
@@ -403,6 +428,9 @@ class OpenAIEngine(LLMEngine):
             return
         if status == 200:
             self._metrics, self._metrics_at = without_ours(text), time.monotonic()
+            if (decodes := decodes_in(text)) != self._decodes:
+                self._decodes = decodes
+                self._tokens += 1
 
 
 def _notes_a_kept_connection() -> aiohttp.TraceConfig:

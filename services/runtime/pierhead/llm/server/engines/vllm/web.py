@@ -33,7 +33,7 @@ class WebRequest:
         try:
             await app(scope, self._receive, self._said.put)
         finally:
-            with contextlib.suppress(asyncio.QueueFull):  # the reader of a full queue sees the end of the task
+            with contextlib.suppress(asyncio.QueueFull):  # `parts` sees the end of the task, once it has read all
                 self._said.put_nowait({"type": "end"})
 
     async def _receive(self) -> dict[str, Any]:
@@ -47,7 +47,8 @@ class WebRequest:
         """The answer, in the pieces that vLLM sends; the last one has the usage."""
         status, content_type = 200, ""
         while True:
-            said = await self._said.get()
+            is_over = self._said.empty() and self._task.done()
+            said = {"type": "end"} if is_over else await self._said.get()
             if said["type"] == "http.response.start":
                 status = said["status"]
                 content_type = dict(said["headers"]).get(b"content-type", b"").decode("latin-1")
