@@ -21,9 +21,9 @@ from .daemon.assembly import Controller, World, assemble
 from .daemon.boundaries import Boundaries
 from .daemon.down import is_going_down, remove_replicas
 from .daemon.llm_replicas import operate
-from .desired.measurements import Prometheus
 from .errors import BeginsAgain, ControllerError, EngineUnreachable, SettingsError
 from .observe.admin_pages import HttpProbe
+from .observe.prometheus import Prometheus
 from .settings import Settings
 from .swarm import boundaries as on_swarm
 
@@ -51,12 +51,13 @@ async def run(settings: Settings) -> None:
 
 async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Event) -> None:
     """Control the project until `stop` is set."""
-    probe, prometheus = HttpProbe(boundaries.publish), Prometheus()
+    probe, prometheus = HttpProbe(boundaries.publish), Prometheus(settings.prometheus_url)
     world = World(
         settings.project,
         boundaries,
         probe,
-        prometheus,
+        prometheus.number,
+        prometheus.series,
         probe.give,
         probe.put_to_sleep,
         operate,

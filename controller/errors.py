@@ -83,6 +83,12 @@ class PolicyError(ControllerError):
     """The user's autoscaling policy returned no number; the target is held."""
 
 
+class PrometheusError(ControllerError):
+    """Prometheus did not answer a query, or not as the query needs it."""
+
+    http_status = 502
+
+
 class AnotherController(ControllerError):
     """Another controller has this project; this one ends. Its exit code 3 is documented."""
 

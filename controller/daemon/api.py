@@ -26,7 +26,7 @@ from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
 from ..model.text import one_line, whole_number
-from ..status import documents, openapi
+from ..status import documents, openapi, traffic
 from ..status.openapi import ApiCall, Query, whole_query
 from ..status.publisher import Publisher
 from ..status.records import answers, changes
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
+MOST_MINUTES = 24 * 60
 BODY_LIMIT = 64 * 1024
 MOST_OF_BODY = 300
 """Characters of a change that its event has."""
@@ -68,6 +69,7 @@ class Api:
     _specs: SpecWatch
     _executor: Executor
     _gatekeeper: Gatekeeper
+    _ask_series: traffic.AskSeries
     _clock: Callable[[], float]
     _wall: Callable[[], float]
 
@@ -310,6 +312,10 @@ class Api:
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
         return answers.Events(tuple(map(documents.event_document, chosen)), following)
 
+    async def traffic(self, request: web.Request) -> answers.Traffic:
+        """Requests, errors, durations and queues of the services over the last minutes, as Prometheus counted them."""
+        return await traffic.read(self._ask_series, _integer(request, "minutes", 0, 0, MOST_MINUTES), self._wall())
+
     async def targets(self, request: web.Request) -> Sequence[answers.Target]:
         """The targets of one job, as Prometheus's http_sd reads them."""
         job = request.query.get("job", "replicas")
@@ -458,6 +464,7 @@ _EVENT_QUERY = (
     Query("service", "Only events of this service."),
     Query("kind", "Only events of these kinds, separated by commas."),
 )
+_TRAFFIC_QUERY = (whole_query("minutes", "How many of the last minutes; 0: now.", 0, MOST_MINUTES, 0),)
 _TARGET_QUERY = (Query("job", "replicas (the default), or haproxy: one on each node, where there are several."),)
 
 LISTED: Final = (
@@ -494,6 +501,7 @@ LISTED: Final = (
     ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT,)),
     ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),
     ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
+    ApiCall("GET", "/api/v1/traffic", "read", Api.traffic, answers.Traffic, query=_TRAFFIC_QUERY),
     ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),
     ApiCall("GET", "/api/v1/openapi.json", "read", Api.openapi, dict[str, Any]),
     ApiCall("GET", "/healthz", None, Api.healthz, answers.Health),

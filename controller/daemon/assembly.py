@@ -35,6 +35,7 @@ from ..outlive import Background, Spawn, outlive
 from ..plan import plan
 from ..plan.failures import obsolete_failures
 from ..status.publisher import Publisher
+from ..status.traffic import AskSeries
 from ..status.view import View
 from ..storage.events import EventLog
 from ..storage.store import StateStore
@@ -59,6 +60,9 @@ class World:
     ask: Callable[[Subject], Awaitable[ProbeReading]]
     """Asks a replica whether it is ready."""
     query: Query
+    """Asks Prometheus for the number that a service is autoscaled by."""
+    series: AskSeries
+    """Asks the stack's Prometheus for series."""
     give: Give
     """Sends a replica its user_config."""
     tell_to_sleep: TellToSleep
@@ -96,6 +100,7 @@ class Controller:
     acme: AcmeWatch | None
     public_keys: PemWatch | None
     key_uses: KeyUses
+    series: AskSeries
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -123,7 +128,15 @@ class Controller:
     def api(self, gatekeeper: Gatekeeper) -> Api:
         """Return the REST API over these parts."""
         return Api(
-            self.commands, self.publisher, self.events, self.specs, self.executor, gatekeeper, self.clock, self.wall
+            self.commands,
+            self.publisher,
+            self.events,
+            self.specs,
+            self.executor,
+            gatekeeper,
+            self.series,
+            self.clock,
+            self.wall,
         )
 
 
@@ -249,6 +262,7 @@ def assemble(
         acme=at.acme,
         public_keys=at.public_keys,
         key_uses=key_uses,
+        series=world.series,
         clock=clock,
         wall=wall,
     )

@@ -198,6 +198,50 @@ class Backup(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceTraffic(Document):
+    """A service's requests at each point in time, the newest last; null = not known."""
+
+    rate: tuple[float | None, ...]
+    """Requests per second."""
+    errors: tuple[float | None, ...]
+    """Requests per second that failed by the service's own fault."""
+    p50_s: tuple[float | None, ...]
+    """Half of the requests took at most so many seconds."""
+    p99_s: tuple[float | None, ...]
+    ongoing: tuple[float | None, ...]
+    """Requests in its replicas."""
+    queued: tuple[float | None, ...]
+    """Calls that wait in other services for one of its replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic(Document):
+    """The traffic of the services that have any."""
+
+    at: float
+    """Of the newest point."""
+    step_s: float
+    """Seconds from one point to the next."""
+    services: Mapping[str, ServiceTraffic]
+    problem: str
+    """Why there are no numbers; "" where Prometheus has answered."""
+
+    def latest(self, service: str) -> LatestTraffic:
+        """A service's newest numbers."""
+        found = self.services.get(service)
+        return LatestTraffic() if found is None else LatestTraffic(found.rate[-1], found.p50_s[-1], found.p99_s[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class LatestTraffic:
+    """Requests per second, and quantiles of their durations in seconds. None = not known."""
+
+    rate: float | None = None
+    p50_s: float | None = None
+    p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Target(Document):
     """A target group of Prometheus's http_sd."""
 
