@@ -107,6 +107,12 @@ class NotYet(ControllerError):
     http_status = 503
 
 
+class TooMany(ControllerError):
+    """As many callers as may be at a time are there already: the request works once one of them has gone."""
+
+    http_status = 503
+
+
 class Forbidden(ControllerError):
     """The caller may not ask for a change."""
 

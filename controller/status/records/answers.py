@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ...api_tokens import Role
 from ...model.plan import PendingReplica
 from ...model.reports import EventOutcome
 from ...model.world import Server
 from .document import Document
+from .services import GpuUse, NodeStatus, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,40 @@ class LatestTraffic:
     rate: float | None = None
     p50_s: float | None = None
     p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StackPart(Document):
+    """The stack without its services, as a page shows it; see Services."""
+
+    project: str
+    gpus: tuple[GpuUse, ...]
+    nodes: tuple[NodeStatus, ...]
+    gpu_memory_problem: str
+    spec_problems: tuple[str, ...]
+    notices: tuple[str, ...]
+    settled: bool
+    engine_reachable: bool | None
+    haproxy_reachable: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LivePart(Document):
+    """A part of what a page shows, which is new or has changed. It replaces the part of this name."""
+
+    part: str
+    """stack, plan, service/<name> or event/<number>."""
+    value: StackPart | PlanDocument | Service | EventDocument | None
+    """null: there is no such part any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller(Document):
+    """Who asks."""
+
+    name: str
+    role: Role
+    """It may do what this role allows, and what lesser ones do: read, scale, deploy, admin."""
 
 
 @dataclass(frozen=True, slots=True)
