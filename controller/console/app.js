@@ -50,9 +50,10 @@ function App() {
     <${Header} shown=${shown} path=${path} caller=${caller} />
     <${Connection} connection=${shown.connection} />
     <main id="main" tabindex="-1">
-      ${shown.stack === null
-        ? state === "refused" ? html`<${AskToken} problem=${shown.connection.problem} />` : html`<p>Connecting ...</p>`
-        : html`<${Page} path=${path} shown=${shown} traffic=${traffic} caller=${caller} />`}
+      ${state === "refused" ? html`<${AskToken} problem=${shown.connection.problem} />` : null}
+      ${state !== "refused" && shown.stack === null ? html`<p>Connecting ...</p>` : null}
+      ${state !== "refused" && shown.stack !== null
+        ? html`<${Page} path=${path} shown=${shown} traffic=${traffic} caller=${caller} />` : null}
     </main>`;
 }
 
