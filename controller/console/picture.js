@@ -38,6 +38,7 @@ export function Picture({ shown, traffic }) {
           ${layer.map((row) => html`<${Card} key=${row.name} row=${row} traffic=${traffic.services[row.name]} />`)}
         </section>`)}
     </div>
+    <${Machine} machine=${shown.stack.machine} />
     <${Gpus} stack=${shown.stack} />
     <${Nodes} nodes=${shown.stack.nodes} />`;
 }
@@ -120,6 +121,21 @@ function linesIn(picture, rows) {
     const bend = (x2 - x1) / 2;
     return [`M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`];
   });
+}
+
+function Machine({ machine }) {
+  if (!machine) return null;
+  const used = machine.memory_bytes - machine.free_bytes;
+  return html`
+    <section class="panel">
+      <h2>Machine</h2>
+      <dl class="facts">
+        <dt>memory</dt>
+        <dd><meter aria-label="Memory in use" max=${machine.memory_bytes} high=${machine.memory_bytes * 0.9} value=${used}></meter> ${bytes(machine.free_bytes)} of ${bytes(machine.memory_bytes)} left</dd>
+        <dt>cores</dt>
+        <dd><meter aria-label="Load" max=${machine.cores} high=${machine.cores * 0.9} value=${machine.load}></meter> ${machine.load.toFixed(1)} of ${machine.cores} busy or waited for</dd>
+      </dl>
+    </section>`;
 }
 
 function Gpus({ stack }) {

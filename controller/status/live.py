@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..model.actions import Action
 from ..storage.rows import StoredEvent
 from . import documents
-from .records.answers import LivePart, StackPart
+from .records.answers import LivePart, MachineDocument, StackPart
 from .records.document import as_json
 from .view import View
 
@@ -74,8 +74,11 @@ def changes(sent: Mapping[str, Part], now: Mapping[str, Part]) -> Iterator[str]:
 
 
 def _stack(view: View) -> StackPart:
+    found = view.observed.machine
+    machine = found and MachineDocument(found.cores, found.load, found.memory_bytes, found.free_bytes)
     return StackPart(
         project=view.project,
+        machine=machine,
         gpus=view.gpus,
         nodes=view.nodes,
         gpu_memory_problem=view.gpu_memory_problem,

@@ -1,6 +1,6 @@
 """The console in a real browser, in front of a controller on fakes. Its libraries come from the controller's image.
 
-The pictures that the docs show are made here: PIERHEAD_SCREENSHOTS names the directory, docs/images.
+The pictures that the docs show are made here: PIERHEAD_SCREENSHOTS names the directory, docs/assets.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from playwright.async_api import Page, Route, expect
 
 from controller.api_tokens import digest_of, read_tokens
 from controller.daemon.callers import Gatekeeper
+from controller.model.machine import Machine
 from controller.observe.prometheus import Series
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.chromium import driven, running
@@ -88,6 +89,7 @@ def control(tmp_path: Path) -> Control:
         tmp_path, service("web", callees=("ranker", "chat")), gpu_service("ranker"), gpu_service("chat", replicas=1)
     )
     control.engine.gpus = gpus(4)
+    control.engine.machine = Machine(16, 64 << 30, 41 << 30, 100_000, 900, load=3.4)
     control.engine.behaviours["web"] = Behaviour(output=f"one\n{HOSTILE}\n\x1b[2Jthree\n")
     control.engine.behaviours["chat"] = Behaviour(ready_after_s=1e6)
     control.starts["chat"] = (40, "loading weights, 40 %")

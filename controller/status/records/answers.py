@@ -244,10 +244,23 @@ class LatestTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineDocument(Document):
+    """What the machine has, and what it has left, as last read."""
+
+    cores: int
+    load: float
+    """Processes that ran or waited, on average of the last minute."""
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StackPart(Document):
     """The stack without its services, as a page shows it; see Services."""
 
     project: str
+    machine: MachineDocument | None
+    """null: not known, or there are several."""
     gpus: tuple[GpuUse, ...]
     nodes: tuple[NodeStatus, ...]
     gpu_memory_problem: str
