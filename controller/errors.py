@@ -89,6 +89,12 @@ class PrometheusError(ControllerError):
     http_status = 502
 
 
+class WebhookError(ControllerError):
+    """The operator's webhook does not take a message."""
+
+    http_status = 502
+
+
 class AnotherController(ControllerError):
     """Another controller has this project; this one ends. Its exit code 3 is documented."""
 

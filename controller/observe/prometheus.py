@@ -16,6 +16,8 @@ from ..model.spec import PrometheusPolicy
 
 T = TypeVar("T")
 
+STACK_URL = "http://prometheus:9090"
+"""Of the stack's own Prometheus, on the controller's network."""
 NUMBER_LIMIT = 1024 * 1024
 """A single number is far smaller; a query without an aggregation may return every series."""
 SERIES_LIMIT = 16 * 1024 * 1024

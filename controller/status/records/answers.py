@@ -173,6 +173,16 @@ class Events(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookBody(Document):
+    """What a webhook gets."""
+
+    text: str
+    """The messages of the events, as chats show them."""
+    project: str
+    events: tuple[EventDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StateRow(Document):
     """One row of the controller's state."""
 
