@@ -6,7 +6,7 @@ python = compose/machine/venv.sh && .venv/bin/python
 plain = compose/machine/venv.sh packages && NO_MKDOCS_2_WARNING=1 .venv/bin/python
 # $(call flag,NAME,OPTION): the option where the variable is 1.
 flag = $(if $(filter-out 0 1,$($(1))),$(error $(1): expected 1 or nothing, found "$($(1))"),$(if $(filter 1,$($(1))),$(2)))
-.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test test-all bench bench-llm simulate docs docs-serve lint fmt
+.PHONY: help up down scale deploy rollback status why plan events logs validate build machine test test-all bench bench-llm simulate docs docs-serve lint fmt
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,9 +31,6 @@ status: ## show services, replicas and GPUs, and what is wrong
 
 why: ## explain a service's state: SERVICE=ranker
 	@./pierhead why "$(SERVICE)"
-
-top: ## show the traffic of every service, until Ctrl-C
-	@./pierhead top
 
 plan: ## show what the controller would do now, without doing it
 	@./pierhead plan

@@ -21,9 +21,10 @@ from .daemon.assembly import Controller, World, assemble
 from .daemon.boundaries import Boundaries
 from .daemon.down import is_going_down, remove_replicas
 from .daemon.llm_replicas import operate
-from .desired.measurements import Prometheus
+from .daemon.webhook import HttpWebhook
 from .errors import BeginsAgain, ControllerError, EngineUnreachable, SettingsError
 from .observe.admin_pages import HttpProbe
+from .observe.prometheus import STACK_URL, Prometheus
 from .settings import Settings
 from .swarm import boundaries as on_swarm
 
@@ -51,12 +52,14 @@ async def run(settings: Settings) -> None:
 
 async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Event) -> None:
     """Control the project until `stop` is set."""
-    probe, prometheus = HttpProbe(boundaries.publish), Prometheus()
+    probe, prometheus = HttpProbe(boundaries.publish), Prometheus(STACK_URL)
+    webhook = HttpWebhook(settings.webhook) if settings.webhook else None
     world = World(
         settings.project,
         boundaries,
         probe,
-        prometheus,
+        prometheus.number,
+        prometheus.series,
         probe.give,
         probe.put_to_sleep,
         operate,
@@ -64,6 +67,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         router_silence_s=settings.haproxy_silence_s,
         ask_contract=probe.contract,
         end=stop.set,
+        send=webhook,
     )
     try:
         await _serve(settings, world, stop)
@@ -71,6 +75,8 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
             await remove_replicas(boundaries.engine, settings.project)
     finally:
         await prometheus.close()
+        if webhook is not None:
+            await webhook.close()
 
 
 async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:

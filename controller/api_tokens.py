@@ -35,9 +35,10 @@ class ApiToken:
     digest: str = field(repr=False)
     """SHA-256 of the token, in hexadecimal digits. Enough for a random token of 256 bits."""
 
-    def may(self, role: Role) -> bool:
-        """Whether it allows what this role allows."""
-        return ROLES.index(self.role) >= ROLES.index(role)
+
+def allows(role: Role, needed: Role) -> bool:
+    """Whether who has a role may do what needs another one."""
+    return ROLES.index(role) >= ROLES.index(needed)
 
 
 def digest_of(token: str) -> str:

@@ -83,6 +83,18 @@ class PolicyError(ControllerError):
     """The user's autoscaling policy returned no number; the target is held."""
 
 
+class PrometheusError(ControllerError):
+    """Prometheus did not answer a query, or not as the query needs it."""
+
+    http_status = 502
+
+
+class WebhookError(ControllerError):
+    """The operator's webhook does not take a message."""
+
+    http_status = 502
+
+
 class AnotherController(ControllerError):
     """Another controller has this project; this one ends. Its exit code 3 is documented."""
 
@@ -97,6 +109,12 @@ class BeginsAgain(ControllerError):
 
 class NotYet(ControllerError):
     """The controller was just started and has not seen the world yet: the same request works soon."""
+
+    http_status = 503
+
+
+class TooMany(ControllerError):
+    """As many callers as may be at a time are there already: the request works once one of them has gone."""
 
     http_status = 503
 

@@ -26,6 +26,7 @@ HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
+WEBHOOK = re.compile(r"(https?://[^\s/?#@]+(/\S*)?)?")
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 MOST_DOMAINS = 100
 """In one certificate: what Let's Encrypt gives."""
@@ -142,6 +143,8 @@ class Settings:
     """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
     on_swarm: bool = False
     """Replicas run on the nodes of the Swarm that this machine manages (PIERHEAD_ENGINE=swarm); otherwise here."""
+    webhook: str = ""
+    """Where events go that somebody should know of (PIERHEAD_WEBHOOK); "" = nowhere."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 
@@ -182,6 +185,7 @@ class Settings:
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
+            webhook=reader.matching("PIERHEAD_WEBHOOK", WEBHOOK, "an http or https address", ""),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:

@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -25,25 +25,32 @@ from ..build import BUILD_HEADER, current_build
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
+from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
-from ..status import documents, openapi
+from ..plan import plan
+from ..status import documents, openapi, traffic
+from ..status.live import EVENTS, LiveParts, Part
 from ..status.openapi import ApiCall, Query, whole_query
 from ..status.publisher import Publisher
 from ..status.records import answers, changes
 from ..status.records.document import as_json
 from ..status.records.services import Nodes, Service, Services
+from ..status.view import View
 from ..storage.events import EventLog
 from . import bodies
 from .api_socket import user_of
 from .apply import Executor
 from .callers import Gatekeeper
 from .commands import Commands
+from .console import add_page, page
+from .live import Live
 
 logger = logging.getLogger(__name__)
 
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
+MOST_MINUTES = 24 * 60
 BODY_LIMIT = 64 * 1024
 MOST_OF_BODY = 300
 """Characters of a change that its event has."""
@@ -52,8 +59,8 @@ RETRY_AFTER_S = 1
 STUCK_AFTER_S = 120.0
 """A loop without a tick for this long is not healthy; the slowest look at an engine takes less."""
 
-CALLER = web.RequestKey("caller", str)
-"""Who has sent a request, and from where."""
+CALLER = web.RequestKey("caller", answers.Caller)
+"""Who has sent a request."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -68,11 +75,14 @@ class Api:
     _specs: SpecWatch
     _executor: Executor
     _gatekeeper: Gatekeeper
+    _ask_series: traffic.AskSeries
     _clock: Callable[[], float]
     _wall: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._closing = asyncio.Event()
+        self._live_parts = LiveParts()
+        self._live = Live(self._parts, self._closing)
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -82,6 +92,7 @@ class Api:
         for call in CALLS.values():
             add = app.router.add_get if call.method == "GET" else partial(app.router.add_route, call.method)
             add(call.path, self._handler(call))
+        add_page(app)
         app.on_shutdown.append(self._close)
         app.on_response_prepare.append(_name_build)
         return app
@@ -93,7 +104,7 @@ class Api:
         async def handle(request: web.Request) -> web.StreamResponse:
             wanted = () if call.body is None else (call.body(await _sent(request, call)),)
             found = await call.handler(self, request, *wanted)
-            return found if isinstance(found, web.Response) else answer(found, call.status)
+            return found if isinstance(found, web.StreamResponse) else answer(found, call.status)
 
         return handle
 
@@ -104,12 +115,12 @@ class Api:
         """
         self._gatekeeper.refuse_unknown_host(request.headers.get("Host"))
         call, is_read = _call_of(request), request.method in ("GET", "HEAD")
-        role = call.role if call else "read" if is_read else "admin"
+        is_page = request.match_info.handler is page
+        role = call.role if call else None if is_page else "read" if is_read else "admin"
         if role is None:
             return await handler(request)
         uid = user_of(request.transport)
-        admitted = self._gatekeeper.admit(request.remote, request.headers, role, uid)
-        request[CALLER] = f"{admitted} at {request.remote if uid is None else 'the socket'}"
+        request[CALLER] = self._gatekeeper.admit(request.remote, request.headers, role, uid)
         if not is_read:
             self._commands.backups.refuse_late_changes()
         response = await handler(request)
@@ -120,7 +131,7 @@ class Api:
     async def _note_request(self, request: web.Request) -> None:
         body = one_line((await request.read()).decode(errors="replace"))
         path = request.path.removeprefix("/api/v1/")
-        said = f"{request[CALLER]}: {request.method} {path} {body[:MOST_OF_BODY]}".rstrip()
+        said = f"{_who_asks(request)}: {request.method} {path} {body[:MOST_OF_BODY]}".rstrip()
         name = request.match_info.get("name", "")
         target = request.match_info.get("uuid") or request.match_info.get("node") or ""
         self._events.record("asked", said, service=name, target=target, each=True)
@@ -132,6 +143,10 @@ class Api:
         if request.method != "GET":
             await self._commands.stored()
         return response
+
+    def _parts(self) -> Mapping[str, Part]:
+        newest = self._events.select(limit=EVENTS)
+        return self._live_parts.now(self._publisher.view, self._executor.in_progress, newest)
 
     async def services(self, request: web.Request) -> Services:
         """The whole stack, as `make status` shows it."""
@@ -271,7 +286,7 @@ class Api:
 
     async def restore(self, request: web.Request, wanted: changes.Restore) -> changes.Restored:
         """Put a backup in the place of the controller's state. The controller then ends, and begins again with it."""
-        return await self._commands.backups.restore(wanted, request[CALLER])
+        return await self._commands.backups.restore(wanted, _who_asks(request))
 
     async def logs(self, request: web.Request) -> answers.Logs:
         """The last log lines of a service's replicas."""
@@ -285,12 +300,29 @@ class Api:
     async def plan(self, request: web.Request) -> answers.PlanDocument | web.Response:
         """What the controller would do now, and what it is doing."""
         view, in_progress = self._publisher.view, self._executor.in_progress
+        if asked := request.query.getall("scale", []):
+            view, in_progress = self._rehearsed(view, asked), ()
         form = request.query.get("format", "json")
         if form == "text":
             return web.Response(text=documents.plan_words(view, in_progress) + "\n")
         if form != "json":
             raise InvalidRequest(f"format: expected json or text, found {form!r}")
         return documents.plan_document(view, in_progress)
+
+    def _rehearsed(self, view: View, asked: Sequence[str]) -> View:
+        """The view, with the plan for other numbers of replicas ("web:4"). Raises InvalidRequest, NotYet."""
+        targets = {}
+        for text in asked:
+            name, _, number = text.rpartition(":")
+            replicas = whole_number(number)
+            if not name or replicas is None or replicas > MOST_REPLICAS:
+                raise InvalidRequest(f"scale: expected name:replicas such as web:4, found {text[:80]!r}")
+            self._specs.known(name)
+            targets[name] = replicas
+        if view.desired is None:
+            raise NotYet("the compose files are not read yet; repeat in a second")
+        desired = replace(view.desired, targets={**view.desired.targets, **targets})
+        return replace(view, plan=plan(desired, view.observed, view.at))
 
     async def routes(self, request: web.Request) -> answers.Routes:
         """What HAProxy sends where."""
@@ -309,6 +341,18 @@ class Api:
         # A list that `limit` has cut is continued where it was cut; otherwise all events so far have been looked at.
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
         return answers.Events(tuple(map(documents.event_document, chosen)), following)
+
+    async def traffic(self, request: web.Request) -> answers.Traffic:
+        """Requests, errors, durations and queues of the services over the last minutes, as Prometheus counted them."""
+        return await traffic.read(self._ask_series, _integer(request, "minutes", 0, 0, MOST_MINUTES), self._wall())
+
+    async def live(self, request: web.Request) -> web.StreamResponse:
+        """What a page shows, as server-sent events: each part at first, and again whenever it has changed."""
+        return await self._live.watch(request)
+
+    async def caller(self, request: web.Request) -> answers.Caller:
+        """Who asks, and what it may do."""
+        return request[CALLER]
 
     async def targets(self, request: web.Request) -> Sequence[answers.Target]:
         """The targets of one job, as Prometheus's http_sd reads them."""
@@ -383,6 +427,12 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
 
 
+def _who_asks(request: web.Request) -> str:
+    """Its caller, and from where the request came."""
+    place = request.remote if user_of(request.transport) is None else "the socket"
+    return f"{request[CALLER].name} at {place}"
+
+
 def kinds_in(text: str | None) -> frozenset[str] | None:
     """Return the kinds named in "scale,rollout", None for no text; raises InvalidRequest."""
     if text is None:
@@ -446,6 +496,7 @@ async def _name_build(request: web.Request, response: web.StreamResponse) -> Non
 
 # --------------------------------------------------------------------------------------------------------------- calls
 
+_REHEARSAL = Query("scale", "As name:replicas, repeatable: the plan that there would be with these numbers.")
 _PLAN_FORMAT = Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"})
 _LOG_QUERY = (
     whole_query("tail", "Lines of each replica.", 1, MOST_LINES, 100),
@@ -458,6 +509,7 @@ _EVENT_QUERY = (
     Query("service", "Only events of this service."),
     Query("kind", "Only events of these kinds, separated by commas."),
 )
+_TRAFFIC_QUERY = (whole_query("minutes", "How many of the last minutes; 0: now.", 0, MOST_MINUTES, 0),)
 _TARGET_QUERY = (Query("job", "replicas (the default), or haproxy: one on each node, where there are several."),)
 
 LISTED: Final = (
@@ -491,9 +543,12 @@ LISTED: Final = (
         "POST", "/api/v1/restore", "admin", Api.restore, changes.Restored, bodies.restore_in,
         is_done=True, longest_body=64 * 1024 * 1024,
     ),
-    ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT,)),
+    ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT, _REHEARSAL)),
     ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),
     ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
+    ApiCall("GET", "/api/v1/traffic", "read", Api.traffic, answers.Traffic, query=_TRAFFIC_QUERY),
+    ApiCall("GET", "/api/v1/live", "read", Api.live, answers.LivePart, is_stream=True),
+    ApiCall("GET", "/api/v1/caller", "read", Api.caller, answers.Caller),
     ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),
     ApiCall("GET", "/api/v1/openapi.json", "read", Api.openapi, dict[str, Any]),
     ApiCall("GET", "/healthz", None, Api.healthz, answers.Health),

@@ -35,6 +35,7 @@ from ..outlive import Background, Spawn, outlive
 from ..plan import plan
 from ..plan.failures import obsolete_failures
 from ..status.publisher import Publisher
+from ..status.traffic import AskSeries
 from ..status.view import View
 from ..storage.events import EventLog
 from ..storage.store import StateStore
@@ -48,6 +49,7 @@ from .keys import MOST_KEYS, MOST_KEYS_OF_NODES, KeyCommands
 from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup
 from .nodes import NodeParts
+from .webhook import Send, Webhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,9 @@ class World:
     ask: Callable[[Subject], Awaitable[ProbeReading]]
     """Asks a replica whether it is ready."""
     query: Query
+    """Asks Prometheus for the number that a service is autoscaled by."""
+    series: AskSeries
+    """Asks the stack's Prometheus for series."""
     give: Give
     """Sends a replica its user_config."""
     tell_to_sleep: TellToSleep
@@ -75,6 +80,8 @@ class World:
     """Asks a replica for its contract."""
     end: Callable[[], None] = lambda: None
     """Ends this controller."""
+    send: Send | None = None
+    """Sends a message to the operator's webhook; None = there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,8 @@ class Controller:
     acme: AcmeWatch | None
     public_keys: PemWatch | None
     key_uses: KeyUses
+    webhook: Webhook | None
+    series: AskSeries
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -118,12 +127,22 @@ class Controller:
             run = partial(self.public_keys.run, self.events, self.specs.takes_tokens)
             spawn(outlive("watching the public keys of tokens", run))
         spawn(outlive("watching the use of keys", self.key_uses.run))
+        if self.webhook is not None:
+            spawn(outlive("sending events to the webhook", self.webhook.run))
         spawn(outlive("the loop", self.loop.run))
 
     def api(self, gatekeeper: Gatekeeper) -> Api:
         """Return the REST API over these parts."""
         return Api(
-            self.commands, self.publisher, self.events, self.specs, self.executor, gatekeeper, self.clock, self.wall
+            self.commands,
+            self.publisher,
+            self.events,
+            self.specs,
+            self.executor,
+            gatekeeper,
+            self.series,
+            self.clock,
+            self.wall,
         )
 
 
@@ -152,6 +171,7 @@ def assemble(
     calls = FunctionCalls(functions.call, world.run, background)
     scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
 
+    webhook = Webhook(world.send, world.project, events, store.sent) if world.send else None
     gpu_memory = GpuMemoryWatch(at.engine, background)
     gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, at.engine.places)
     publisher = Publisher(
@@ -167,7 +187,7 @@ def assemble(
         wall,
         at.certificate_ends_at,
         partial(_client_certificates, at),
-        partial(_notices_of_files, at, specs),
+        partial(_notices, at, specs, webhook),
     )
     metrics = publisher.metrics
 
@@ -249,6 +269,8 @@ def assemble(
         acme=at.acme,
         public_keys=at.public_keys,
         key_uses=key_uses,
+        webhook=webhook,
+        series=world.series,
         clock=clock,
         wall=wall,
     )
@@ -260,9 +282,9 @@ def _client_certificates(at: Boundaries) -> Mapping[str, Validity]:
     return at.acme.validity(found) if at.acme else found
 
 
-def _notices_of_files(at: Boundaries, specs: SpecWatch) -> tuple[str, ...]:
-    """What is wrong with the operator's .pem files that are needed, and with the certificate that ACME gives."""
-    needed = (at.acme, at.certificates, at.public_keys if specs.takes_tokens() else None)
+def _notices(at: Boundaries, specs: SpecWatch, webhook: Webhook | None) -> tuple[str, ...]:
+    """What is wrong with the .pem files that are needed, the certificate that ACME gives, and the webhook."""
+    needed = (at.acme, at.certificates, at.public_keys if specs.takes_tokens() else None, webhook)
     return tuple(notice for watch in needed if watch for notice in watch.notices())
 
 

@@ -15,9 +15,10 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from ..api_tokens import ROLES, ApiToken, Role, owner_of
+from ..api_tokens import ROLES, ApiToken, Role, allows, owner_of
 from ..errors import Forbidden, UnknownHost
 from ..model.text import one_line
+from ..status.records.answers import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -91,42 +92,53 @@ class Gatekeeper:
             "for an address, or for localhost, or add the name to PIERHEAD_API_HOSTS in .env and repeat `pierhead up`"
         )
 
-    def admit(self, peer: str | None, headers: Mapping[str, str], role: Role, uid: int | None = None) -> str:
-        """The caller's name. Raises Forbidden for one that may not do what needs this role.
+    def admit(self, peer: str | None, headers: Mapping[str, str], role: Role, uid: int | None = None) -> Caller:
+        """The caller. Raises Forbidden for one that may not do what needs this role.
 
         `uid`: of a user of this machine whom the Unix socket has let in.
         """
+        caller = self._caller(peer, headers, uid)
+        if allows(caller.role, role):
+            return caller
+        if "Authorization" in headers:
+            raise Forbidden(
+                f"the token {caller.name} has the role {caller.role}, and this needs {role}; use a token of that role "
+                "(`pierhead token` makes one)"
+            )
+        raise Forbidden(f"this needs the role {role}: set PIERHEAD_API_TOKEN in .env, and {_HOW}; {_USERS}")
+
+    def _caller(self, peer: str | None, headers: Mapping[str, str], uid: int | None) -> Caller:
         offered = headers.get("Authorization")
         if offered is not None:
-            return self._admit_token(offered, role)
+            return self._owner_of(offered)
         if uid is not None:
-            return f"uid {uid}"
+            return Caller(f"uid {uid}", ROLES[-1])
         if self._tokens:
             raise Forbidden(f"the API answers with a token only: {_HOW}; {_USERS}")
-        if "Origin" in headers:
+        if "Origin" in headers and not _is_own_page(headers):
             # A browser on this machine sends requests for any web page; this header names the page.
             raise Forbidden(f"web pages may not ask without a token: {_HERE}")
         address = _address_of(peer or "")
-        is_inside = address is not None and address.is_loopback  # the host comes from a gateway
-        if not is_inside and (address is None or str(address) not in self._gateways()):
+        if address is not None and address.is_loopback:  # from inside: the host comes from a gateway
+            return Caller("this machine", ROLES[-1])
+        if address is None or str(address) not in self._gateways():
             raise Forbidden(f"{peer or 'an unknown address'} may not ask without a token: {_HERE}")
-        if not is_inside and ROLES.index(role) > ROLES.index(_ROLE_AT_THE_PORT):
-            raise Forbidden(f"this needs the role {role}: set PIERHEAD_API_TOKEN in .env, and {_HOW}; {_USERS}")
-        return "this machine"
+        return Caller("this machine", _ROLE_AT_THE_PORT)
 
-    def _admit_token(self, offered: str, role: Role) -> str:
+    def _owner_of(self, offered: str) -> Caller:
         token = owner_of(offered, self._tokens)
         if token is None:
             raise Forbidden(
                 f"`Authorization` has none of the tokens that this stack knows; {_HOW}. After a change of .env repeat "
                 "`pierhead up`"
             )
-        if not token.may(role):
-            raise Forbidden(
-                f"the token {token.name} has the role {token.role}, and this needs {role}; use a token of that role "
-                "(`pierhead token` makes one)"
-            )
-        return token.name
+        return Caller(token.name, token.role)
+
+
+def _is_own_page(headers: Mapping[str, str]) -> bool:
+    """Whether the page is the API's own. Its `Host` is checked before: no other page has that origin."""
+    host = headers.get("Host", "")
+    return headers["Origin"] in (f"http://{host}", f"https://{host}")
 
 
 def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -66,6 +66,8 @@ class ApiCall:
     query: tuple[Query, ...] = ()
     is_done: bool = False
     """It is a change that is answered with 200, after it was carried out."""
+    is_stream: bool = False
+    """It is answered with server-sent events, each of which has an `answer`."""
     longest_body: int | None = None
     """Bytes; None = as the API limits all bodies."""
 
@@ -121,7 +123,7 @@ def _operation(call: ApiCall) -> dict[str, Any]:
         "responses": {
             str(call.status): {
                 "description": "Accepted." if call.status == 202 else "The answer.",
-                "content": text if call.answer is None else _json(call.answer),
+                "content": text if call.answer is None else _json(call.answer, is_stream=call.is_stream),
             },
             "default": {"description": "Refused, or failed.", "content": _json(answers.Error)},
         },
@@ -132,12 +134,12 @@ def _operation(call: ApiCall) -> dict[str, Any]:
 
 
 @functools.cache
-def _json(answer: Any) -> dict[str, Any]:
+def _json(answer: Any, *, is_stream: bool = False) -> dict[str, Any]:
     schema = TypeAdapter(answer).json_schema(ref_template=_REF)
     schema.pop("$defs", None)
     if isinstance(answer, type) and issubclass(answer, Document):
         schema = {"$ref": _REF.format(model=answer.__name__)}
-    return {"application/json": {"schema": schema}}
+    return {"text/event-stream" if is_stream else "application/json": {"schema": schema}}
 
 
 @functools.cache

@@ -86,12 +86,14 @@ def service_rows(
                 autoscale=autoscaled.get(name),
                 rollout=view.rollouts.get(name),
                 user_config=_user_config(name, desired, observed, user_configs, view.at),
-                unknown_callees=_unknown_callees(name, desired, observed, callers),
+                calls=calls,
+                unknown_callees=_unknown_callees(calls, desired.services),
                 unreached=tuple(_not_reached(name, observed)),
                 called_by=desired.remaining.get(name),
             )
         )
         for name in names
+        for calls in [_calls(name, desired, observed, callers)]
     )
 
 
@@ -105,13 +107,17 @@ def _user_config(
     return user_config_status(mine, spec, goal, observed.retirements, texts, now)
 
 
-def _unknown_callees(
-    name: str, desired: Desired, observed: Observed, callers: Mapping[str, frozenset[str]]
-) -> Mapping[str, str]:
+def _calls(name: str, desired: Desired, observed: Observed, callers: Mapping[str, frozenset[str]]) -> frozenset[str]:
     staying = (one for one in observed.containers_of(name) if one.id not in observed.retirements)
+    spec = desired.services.get(name)
+    needed = {callee for callee in spec.callees if callee in desired.services} if spec else set()
+    return calls_of(staying, callers).get(name, frozenset()) | needed
+
+
+def _unknown_callees(calls: frozenset[str], services: Mapping[str, ServiceSpec]) -> Mapping[str, str]:
     found = {}
-    for callee in sorted(calls_of(staying, callers).get(name, frozenset()) - desired.services.keys()):
-        guess = did_you_mean(callee, desired.services, '; did you mean "{}"?')
+    for callee in sorted(calls - services.keys()):
+        guess = did_you_mean(callee, services, '; did you mean "{}"?')
         found[callee] = f'it calls the service "{callee}", which no compose file has{guess}'
     return found
 
@@ -159,6 +165,7 @@ class _Material:
     autoscale: AutoscaleStatus | None
     rollout: RolloutStatus | None
     user_config: UserConfigStatus | None
+    calls: frozenset[str]
     unknown_callees: Mapping[str, str]
     unreached: tuple[str, ...]
     called_by: tuple[str, ...] | None
@@ -193,6 +200,7 @@ def _row(material: _Material) -> Service:
         autoscale=material.autoscale,
         rollout=_rollout(material),
         user_config=material.user_config,
+        calls=tuple(sorted(material.calls - material.unknown_callees.keys())),
         unknown_callees=material.unknown_callees,
         unreached=material.unreached,
         at=material.view.wall_time(material.view.at),

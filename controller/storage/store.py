@@ -45,6 +45,7 @@ FORMS: Final[Mapping[str, Any]] = {
     "service_key": ServiceKey,
     "key_use": float,
     "seen_ready": float,
+    "sent": int,
     "key": str,
 }
 """By kind of rows: the type of their values."""
@@ -77,6 +78,8 @@ class StateStore:
         """Keys of clients, by name. A key is revoked at once, also while nothing can be stored."""
         self.key_uses: RowKind[str, float] = RowKind(rows, "key_use", FORMS["key_use"])
         """About when each was last used (unix time)."""
+        self.sent: RowKind[str, int] = RowKind(rows, "sent", FORMS["sent"])
+        """The number of the last event that a webhook has taken."""
         self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", FORMS["seen_ready"])
         self._keys: RowKind[str, str] = RowKind(rows, "key", FORMS["key"])
         self._last_seq = rows.last_seq

@@ -38,6 +38,10 @@ class ControllerApi:
         """HAProxy's routes."""
         return read(answers.Routes, self._client.get("/api/v1/routes"))
 
+    def traffic(self) -> answers.Traffic:
+        """The traffic of now."""
+        return read(answers.Traffic, self._client.get("/api/v1/traffic"))
+
     def events(self, query: Mapping[str, str]) -> answers.Events:
         """Events that match the query."""
         return read(answers.Events, self._client.get("/api/v1/events", query))

@@ -21,7 +21,7 @@ from .project import handover, stack_files
 from .project.engines import OF_NODES
 from .project.programs import Programs
 from .project.project import NoProject, Project, find
-from .project.stack import PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
+from .project.stack import ControllerContainer, NoStack, ProjectStack, started_from
 
 HERE = (
     *("new", "init", "up", "upgrade", "build-images", "down", "completion", "schema", "simulate", "token"),
@@ -150,7 +150,7 @@ def _tell_another_build(project: Project, warn: Callable[[str], None]) -> bool:
 def _addresses(
     stack: ProjectStack, controller: ControllerContainer | None, *, asks: bool, command: str
 ) -> Mapping[str, str]:
-    """Where the API and Prometheus are. Raises NoStack where no controller is to be seen."""
+    """Where the API is. Raises NoStack where no controller is to be seen."""
     is_down = controller is None and stack.engine_answers()
     # The API's socket is this machine's, and the engine's stack may be another one of that name.
     elsewhere = not (stack.environment.get("DOCKER_HOST") or "unix:").startswith("unix:")
@@ -170,12 +170,10 @@ def _addresses(
                 f"the Docker Engine does not answer{f' at {host}' if host else ''}, so it is not known what runs. "
                 f"Start it with: {stack.typed('up')}"
             )
-    prometheus = stack.setting("PIERHEAD_PROMETHEUS_PORT", str(PROMETHEUS_PORT))
     token = "" if lets_in else stack.setting("PIERHEAD_API_TOKEN")
     return {
         **({"PIERHEAD_API_TOKEN": token} if token else {}),
         "PIERHEAD_API_URL": api or _NOWHERE,
-        "PIERHEAD_PROMETHEUS_URL": stack.environment.get("PIERHEAD_PROMETHEUS_URL") or f"http://127.0.0.1:{prometheus}",
     }
 
 

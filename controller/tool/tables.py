@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,10 @@ from rich.text import Text
 
 from ..model.text import age
 from . import rows
-from .prometheus import QueryResult
 
 if TYPE_CHECKING:
     from ..model.world import Server
-    from ..status.records.answers import Keys, Revisions, Route, Routes
+    from ..status.records.answers import Keys, Revisions, Route, Routes, Traffic
     from ..status.records.services import GpuUse, NodeStatus, Service, Services
 
 _STATES = {
@@ -87,9 +87,23 @@ class CellTable:
         return sum(widest.values()) + _GAP * max(len(widest) - 1, 0)
 
 
-def status(document: Services, traffic: QueryResult, width: int) -> Iterator[RenderableType]:
+def headline(document: Services) -> Text:
+    """Return when the page was made, and what the whole stack has."""
+    services = document.services
+    at = datetime.fromtimestamp(document.at).astimezone().strftime("%H:%M:%S")
+    ready, wanted = sum(row.ready for row in services), sum(row.wanted for row in services)
+    held = sum(bool(gpu.holder or gpu.slots) for gpu in document.gpus)
+    gpus = f", {held} of {len(document.gpus)} GPUs held" if document.gpus else ""
+    up = sum(node.state == "ready" for node in document.nodes)
+    nodes = f", {up} of {len(document.nodes)} nodes ready" if document.nodes else ""
+    return Text(f"{document.project} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
+
+
+def status(document: Services, traffic: Traffic, width: int) -> Iterator[RenderableType]:
     """Yield the page of `pierhead status`."""
     yield from complaints(document)
+    if traffic.problem:
+        yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
     if not document.settled or not document.services:
         return
     yield from _services(document, traffic).render(width)
@@ -117,10 +131,11 @@ def complaints(document: Services) -> Iterator[RenderableType]:
         yield Text("no service has an x-serve block; compose/reference.yaml explains its keys")
 
 
-def _services(document: Services, traffic: QueryResult) -> CellTable:
-    columns = ("SERVICE", "STATE", "VERSION", "READY", "GPUS", "IN FLIGHT", "WAITING", "P99")
-    listing = CellTable(columns, "WHAT IS GOING ON", optional=("VERSION", "GPUS"))
+def _services(document: Services, traffic: Traffic) -> CellTable:
+    columns = ("SERVICE", "STATE", "VERSION", "READY", "GPUS", "IN FLIGHT", "WAITING", "REQ/S", "P50", "P99")
+    listing = CellTable(columns, "WHAT IS GOING ON", optional=("VERSION", "GPUS", "P50"))
     for row in document.services:
+        latest = traffic.latest(row.name)
         listing.add(
             row.name,
             row.state,
@@ -129,7 +144,9 @@ def _services(document: Services, traffic: QueryResult) -> CellTable:
             rows.gpus(row),
             rows.in_flight(row),
             rows.waiting(row),
-            rows.seconds(traffic.of(row.name).p99_s),
+            rows.rate(latest.rate),
+            rows.seconds(latest.p50_s),
+            rows.seconds(latest.p99_s),
             sentence=row.summary,
         )
     return listing

@@ -13,10 +13,9 @@ from rich.text import Text
 from ..model.text import age
 from . import feeds, rows, tables
 from .output import with_members
-from .prometheus import ServiceTraffic
 
 if TYPE_CHECKING:
-    from ..status.records.answers import ActionDocument, EventDocument, PlanDocument, StepDocument
+    from ..status.records.answers import ActionDocument, EventDocument, LatestTraffic, PlanDocument, StepDocument
     from ..status.records.services import Service
 
 EVENTS_SHOWN = 8
@@ -30,7 +29,7 @@ class Case:
     row: Service
     plan: PlanDocument
     events: Sequence[EventDocument]
-    traffic: ServiceTraffic
+    traffic: LatestTraffic
 
     @property
     def steps(self) -> list[tuple[ActionDocument | StepDocument, bool]]:
@@ -85,7 +84,7 @@ def _facts(case: Case) -> list[str]:
     return [
         f"version {rows.version(row)}, image {row.image or '(no longer in the compose files)'}",
         f"from outside: {', '.join(reached) or 'not reachable (no route, no grpc_services)'}",
-        f"{load}; in the last minute {rows.rate(traffic.rate)} requests/s, {measured}",
+        f"{load}; in the last 30 s {rows.rate(traffic.rate)} requests/s, {measured}",
     ]
 
 

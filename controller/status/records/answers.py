@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ...api_tokens import Role
 from ...model.plan import PendingReplica
 from ...model.reports import EventOutcome
 from ...model.world import Server
 from .document import Document
+from .services import GpuUse, NodeStatus, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,16 @@ class Events(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookBody(Document):
+    """What a webhook gets."""
+
+    text: str
+    """The messages of the events, as chats show them."""
+    project: str
+    events: tuple[EventDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StateRow(Document):
     """One row of the controller's state."""
 
@@ -195,6 +207,97 @@ class Backup(Document):
     """The greatest number that an event had."""
     rows: tuple[StateRow, ...]
     events: tuple[EventDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTraffic(Document):
+    """A service's requests at each point in time, the newest last; null = not known."""
+
+    rate: tuple[float | None, ...]
+    """Requests per second."""
+    errors: tuple[float | None, ...]
+    """Requests per second that failed by the service's own fault."""
+    p50_s: tuple[float | None, ...]
+    """Half of the requests took at most so many seconds."""
+    p99_s: tuple[float | None, ...]
+    ongoing: tuple[float | None, ...]
+    """Requests in its replicas."""
+    queued: tuple[float | None, ...]
+    """Calls that wait in other services for one of its replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic(Document):
+    """The traffic of the services that have any."""
+
+    at: float
+    """Of the newest point."""
+    step_s: float
+    """Seconds from one point to the next."""
+    services: Mapping[str, ServiceTraffic]
+    problem: str
+    """Why there are no numbers; "" where Prometheus has answered."""
+
+    def latest(self, service: str) -> LatestTraffic:
+        """A service's newest numbers."""
+        found = self.services.get(service)
+        return LatestTraffic() if found is None else LatestTraffic(found.rate[-1], found.p50_s[-1], found.p99_s[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class LatestTraffic:
+    """Requests per second, and quantiles of their durations in seconds. None = not known."""
+
+    rate: float | None = None
+    p50_s: float | None = None
+    p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineDocument(Document):
+    """What the machine has, and what it has left, as last read."""
+
+    cores: int
+    load: float
+    """Processes that ran or waited, on average of the last minute."""
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackPart(Document):
+    """The stack without its services, as a page shows it; see Services."""
+
+    project: str
+    machine: MachineDocument | None
+    """null: not known, or there are several."""
+    gpus: tuple[GpuUse, ...]
+    nodes: tuple[NodeStatus, ...]
+    gpu_memory_problem: str
+    spec_problems: tuple[str, ...]
+    notices: tuple[str, ...]
+    settled: bool
+    engine_reachable: bool | None
+    haproxy_reachable: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LivePart(Document):
+    """A part of what a page shows, which is new or has changed. It replaces the part of this name."""
+
+    part: str
+    """stack, plan, service/<name> or event/<number>."""
+    value: StackPart | PlanDocument | Service | EventDocument | None
+    """null: there is no such part any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller(Document):
+    """Who asks."""
+
+    name: str
+    role: Role
+    """It may do what this role allows, and what lesser ones do: read, scale, deploy, admin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class Service(Document):
     rollout: RolloutDocument | None
     user_config: UserConfigStatus | None
     """None where nothing is set, and nothing is in force."""
+    calls: tuple[str, ...]
+    """The services that it calls: those that its replicas look for, and those that the files say it needs."""
     unknown_callees: Mapping[str, str]
     """Names that its code calls although no service has that name, each with a sentence."""
     unreached: tuple[str, ...]

@@ -146,7 +146,6 @@ class SwarmStack:
         variables = {
             "PIERHEAD_API_URL": "http://controller:8100",
             "PIERHEAD_API_PATIENCE_S": str(patience_s),
-            "PIERHEAD_PROMETHEUS_URL": "http://prometheus:9090",
             **{name: stack.environment[name] for name in PASSED_ON if name in stack.environment},
         }
         options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
@@ -161,7 +160,7 @@ class SwarmStack:
         command that waits must outlast this controller.
         """
         label = f"label=com.docker.swarm.service.name={self.stack.name}_controller"
-        looks = any(word in LOOKS for word in words[:1])
+        looks = any(word in LOOKS for word in words[:1]) and not {"--watch", "-w"} & set(words)
         here = self.stack.programs.read("docker", "ps", "--quiet", "--filter", label).lines if looks else ()
         return f"container:{here[0]}" if here else f"{self.stack.name}_default"
 

@@ -1,25 +1,22 @@
-"""Commands that can run until Ctrl-C: events, logs, top."""
+"""Commands that can run until Ctrl-C: events, logs."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import completion, feeds, prometheus
+from .. import completion, feeds
 from .. import output as out
-from .. import top as pictures
 from ..patience import patiently
 from .options import EVENTS_KEPT, Follow, OfService, Output, Service, connect
 
 if TYPE_CHECKING:
     from ...status.records.answers import EventDocument, ReplicaLog
-    from ...status.records.services import Services
     from ..api import ControllerApi
 
 FOLLOW_S = 1.0
@@ -29,8 +26,6 @@ MOST_LINES = 10_000
 OVERLAP_S = 5.0
 """Longer than a line takes from a replica to the engine's log, and longer than a new replica takes to be listed."""
 WAIT_S = 25
-TRAFFIC_WINDOW = "30s"
-"""Six scrapes: short enough to follow a change, long enough for a rate."""
 
 Kinds = Annotated[
     list[str] | None,
@@ -41,16 +36,11 @@ Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KE
 Lines = Annotated[
     int, typer.Option("-n", metavar="COUNT", min=1, max=MOST_LINES, help="how many lines of each replica")
 ]
-Pictures = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="exit after this many refreshes")]
-Once = Annotated[bool, typer.Option("--once", help="show it once, as -n 1")]
-Interval = Annotated[
-    float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="between two refreshes")
-]
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (events, logs, top):
+    for command in (events, logs):
         app.command()(command)
 
 
@@ -117,25 +107,6 @@ def _follow_on(log: ReplicaLog, shown: list[feeds.LogLine], after: float, *, as_
     return [*shown, *fresh][-MOST_LINES:]
 
 
-def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output: Output = "text") -> None:
-    """Show the traffic of every service, until Ctrl-C."""
-    as_json, api, url = out.is_json(output), connect(), prometheus.address()
-    count = 1 if once else n
-
-    def look() -> tuple[Services, prometheus.QueryResult]:
-        return api.services(), prometheus.read(url, TRAFFIC_WINDOW)
-
-    if as_json:
-        pictures.json_lines(lambda: _traffic_json(*look()), count, interval)
-        return
-
-    def draw(width: int) -> pictures.Page:
-        document, traffic = look()
-        return list(pictures.page(document, traffic, width))
-
-    pictures.follow(draw, count, interval)
-
-
 def _explain_nothing(
     api: ControllerApi, found: Sequence[EventDocument], service: str, kinds: list[str], where: str
 ) -> None:
@@ -146,11 +117,6 @@ def _explain_nothing(
         api.service(service)
     if kinds:
         out.complain(f"no event of kind {', '.join(kinds)} {where}")
-
-
-def _traffic_json(document: Services, traffic: prometheus.QueryResult) -> dict[str, object]:
-    services = [out.with_members(row, **asdict(traffic.of(row.name))) for row in document.services]
-    return {"at": document.at, "services": services, "prometheus_problem": traffic.problem}
 
 
 def _print_events(listed: Sequence[EventDocument], *, as_json: bool) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
 
 from .. import output as out
-from .. import prometheus, tables
+from .. import redraw, tables
 from ..errors import BAD_INPUT
 from ..why import Case
 from ..why import page as why_page
 from .options import EVENTS_KEPT, Output, Service, connect
+
+if TYPE_CHECKING:
+    from ...status.records.answers import Traffic
+    from ...status.records.services import Services
+
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="show it again and again, until Ctrl-C")]
+Count = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="with --watch: end after so many times")]
+Interval = Annotated[
+    float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="with --watch: between two times")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,14 +32,31 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def status(output: Output = "text") -> None:
-    """Show services, replicas, GPUs, and what is wrong."""
-    as_json = out.is_json(output)
-    document = connect().services()
-    traffic = prometheus.read(prometheus.address())
-    rows = [out.with_members(row, p99_s=traffic.of(row.name).p99_s) for row in document.services]
-    shown = out.with_members(document, services=rows)
-    _show(as_json, shown, lambda width: tables.status(document, traffic, width))
+def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, output: Output = "text") -> None:
+    """Show services, replicas, GPUs, traffic, and what is wrong."""
+    as_json, api = out.is_json(output), connect()
+
+    def look() -> tuple[Services, Traffic]:
+        return api.services(), api.traffic()
+
+    if not watch:
+        document, traffic = look()
+        _show(as_json, _with_traffic(document, traffic), lambda width: tables.status(document, traffic, width))
+    elif as_json:
+        redraw.json_lines(lambda: _with_traffic(*look()), n, interval)
+    else:
+
+        def draw(width: int) -> redraw.Page:
+            document, traffic = look()
+            return [tables.headline(document), *tables.status(document, traffic, width)]
+
+        redraw.follow(draw, n, interval)
+
+
+def _with_traffic(document: Services, traffic: Traffic) -> dict[str, object]:
+    """The document, with the newest numbers of each service in its row."""
+    rows = [out.with_members(row, **out.with_members(traffic.latest(row.name))) for row in document.services]
+    return out.with_members(document, services=rows, traffic_problem=traffic.problem)
 
 
 def why(service: Service, output: Output = "text") -> None:
@@ -39,7 +67,7 @@ def why(service: Service, output: Output = "text") -> None:
     as_json, api = out.is_json(output), connect()
     row, plan = api.service(service), api.plan()
     events = api.events({"service": service, "limit": str(EVENTS_KEPT)}).events
-    case = Case(row, plan, events, prometheus.read(prometheus.address()).of(service))
+    case = Case(row, plan, events, api.traffic().latest(service))
     _show(as_json, case.as_json(), lambda width: why_page(case, width))
 
 

@@ -86,7 +86,11 @@ class OnMachine:
 
     def addresses(self, compose: Compose) -> Sequence[tuple[str, str]]:
         """What answers in addition to services, and where."""
-        names = {"API": "PIERHEAD_API_PORT", "HAProxy": "PIERHEAD_STATS_PORT", "Prometheus": "PIERHEAD_PROMETHEUS_PORT"}
+        names = {
+            "console": "PIERHEAD_API_PORT",
+            "HAProxy": "PIERHEAD_STATS_PORT",
+            "Prometheus": "PIERHEAD_PROMETHEUS_PORT",
+        }
         if machine.has_grafana(compose):
             names["Grafana"] = machine.GRAFANA
         return [(name, machine.address(self.stack, variable)) for name, variable in names.items()]

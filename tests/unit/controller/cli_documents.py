@@ -63,6 +63,7 @@ def row(name: str = "web", **changes: Any) -> Service:
         "failure": None,
         "refusals": (),
         "user_config": None,
+        "calls": (),
         "unknown_callees": {},
         "unreached": (),
         "engine_reachable": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from controller.daemon.callers import Gatekeeper
 from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
-from controller.errors import PolicyError, ReplicaError
+from controller.errors import PrometheusError, ReplicaError
 from controller.files.acme import AcmeWatch
 from controller.files.pem import PemWatch
 from controller.model.reports import Event
@@ -23,6 +23,8 @@ from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec,
 from controller.model.world import SleepReport, UserConfigReport, current_version
 from controller.observe.judge import ProbeReading
 from controller.observe.prober import Subject
+from controller.observe.prometheus import Series
+from controller.status.traffic import AskSeries
 from controller.status.view import View
 from controller.storage.file import StateFile
 from controller.storage.store import StateStore
@@ -58,7 +60,11 @@ def version(control: Control, spec: ServiceSpec) -> str:
 
 
 async def no_prometheus(service: str, policy: PrometheusPolicy) -> float:
-    raise PolicyError(f"no Prometheus at {policy.url} (test)")
+    raise PrometheusError(f"no Prometheus at {policy.url} (test)")
+
+
+async def no_series(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
+    raise PrometheusError("no connection to http://prometheus:9090 (test)")
 
 
 async def directly(call: Callable[[], int]) -> int:
@@ -160,6 +166,7 @@ class Control:
     acme: AcmeWatch | None = None
     public_keys: PemWatch | None = None
     query: Query = no_prometheus
+    series: AskSeries = no_series
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
@@ -304,6 +311,7 @@ class Control:
                     ),
                     self.ask,
                     self.query,
+                    self.series,
                     is_manual=self.is_manual,
                     run=directly,
                     give=self.give,

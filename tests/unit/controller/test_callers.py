@@ -9,6 +9,7 @@ import pytest
 from controller.api_tokens import ROLES, ApiToken, digest_of, made, read_tokens
 from controller.daemon.callers import Gatekeeper, default_gateways
 from controller.errors import Forbidden, UnknownHost
+from controller.status.records.answers import Caller
 
 ROUTES = """Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	010012AC	0003	0	0	0	00000000	0	0	0
@@ -39,20 +40,20 @@ def keeper(tokens: tuple[ApiToken, ...] = ()) -> Gatekeeper:
 
 @pytest.mark.parametrize("peer", INSIDE)
 def test_without_tokens_the_controllers_own_container_may_everything(peer: str) -> None:
-    assert keeper().admit(peer, {}, "admin") == "this machine"
+    assert keeper().admit(peer, {}, "admin") == Caller("this machine", "admin")
 
 
 @pytest.mark.parametrize("peer", AT_THE_PORT)
 def test_without_tokens_this_machine_may_deploy_and_is_told_what_an_admin_needs(peer: str) -> None:
     for role in ROLES[:-1]:
-        assert keeper().admit(peer, {}, role) == "this machine"
+        assert keeper().admit(peer, {}, role) == Caller("this machine", "deploy")
     with pytest.raises(Forbidden, match=r"needs the role admin: set PIERHEAD_API_TOKEN .* type `pierhead` commands"):
         keeper().admit(peer, {}, "admin")
 
 
 @pytest.mark.parametrize("tokens", [(), TOKENS])
 def test_a_user_whom_the_socket_lets_in_may_everything_unless_a_token_says_less(tokens: tuple[ApiToken, ...]) -> None:
-    assert keeper(tokens).admit("", {}, "admin", 1000) == "uid 1000"
+    assert keeper(tokens).admit("", {}, "admin", 1000) == Caller("uid 1000", "admin")
     with pytest.raises(Forbidden):
         keeper(tokens).admit("", bearer("r"), "admin", 1000)
 
@@ -62,7 +63,7 @@ def test_other_addresses_may_with_a_token_only(peer: str | None) -> None:
     for role in ROLES:
         with pytest.raises(Forbidden, match=r"may not ask without a token: .*PIERHEAD_API_TOKEN"):
             keeper().admit(peer, {}, role)
-        assert keeper(TOKENS).admit(peer, bearer("secret"), role) == "PIERHEAD_API_TOKEN"
+        assert keeper(TOKENS).admit(peer, bearer("secret"), role).name == "PIERHEAD_API_TOKEN"
 
 
 @pytest.mark.parametrize("peer", [*THIS_MACHINE, "172.18.0.7"])
@@ -77,7 +78,7 @@ def test_with_tokens_this_machine_needs_one_too(peer: str) -> None:
 )
 def test_a_role_may_what_those_before_it_may(token: str, name: str, may: int) -> None:
     for role in ROLES[:may]:
-        assert keeper(TOKENS).admit("10.0.0.1", bearer(token), role) == name
+        assert keeper(TOKENS).admit("10.0.0.1", bearer(token), role).name == name
     for role in ROLES[may:]:
         with pytest.raises(Forbidden, match=f"the token {name} has the role {ROLES[may - 1]}, and this needs {role}"):
             keeper(TOKENS).admit("10.0.0.1", bearer(token), role)
@@ -95,7 +96,18 @@ def test_a_wrong_token_may_nothing_not_even_from_this_machine(offered: str) -> N
 def test_a_web_page_may_not() -> None:
     with pytest.raises(Forbidden, match="web pages"):
         keeper().admit("127.0.0.1", PAGE, "read")
-    assert keeper(TOKENS).admit("127.0.0.1", PAGE | bearer("r"), "read") == "grafana"
+    assert keeper(TOKENS).admit("127.0.0.1", PAGE | bearer("r"), "read") == Caller("grafana", "read")
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:8100", "https://localhost:8100"])
+def test_the_apis_own_page_may_what_this_machine_may(origin: str) -> None:
+    own = {"Host": "localhost:8100", "Origin": origin}
+    assert keeper().admit("172.18.0.1", own, "deploy") == Caller("this machine", "deploy")
+    with pytest.raises(Forbidden, match="needs the role admin"):
+        keeper().admit("172.18.0.1", own, "admin")
+    for other in ("http://localhost:8101", "http://localhost", "null", ""):
+        with pytest.raises(Forbidden, match="web pages"):
+            keeper().admit("127.0.0.1", own | {"Origin": other}, "read")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ def test_a_token_that_was_made_is_known_by_its_entry() -> None:
     token, entry = made("ci", "deploy")
     assert token not in entry
     known = read_tokens("secret", entry)
-    assert keeper(known).admit(None, bearer(token), "deploy") == "ci"
+    assert keeper(known).admit(None, bearer(token), "deploy").name == "ci"
     assert token not in repr(known)
 
 

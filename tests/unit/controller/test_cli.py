@@ -163,8 +163,8 @@ async def test_a_day_with_the_command(control: Control) -> None:
         assert await shown("plan") == "nothing to do\n"
         assert "knows no GPU" in await shown("gpus")
         assert "current, stable" in await shown("revisions", "web")
-        assert "5 of 5 replicas ready" in await shown("top", "--once")
-        pictures = await lines("top", "-n", "2", "--interval", "0.2")
+        assert "5 of 5 replicas ready" in await shown("status", "--watch", "-n", "1")
+        pictures = await lines("status", "--watch", "-n", "2", "--interval", "0.2")
         assert [len(picture["services"]) for picture in pictures] == [2, 2]
 
         assert "web: 2 -> 4 replicas" in await shown("events", "-n", "500")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.tool import patience, prometheus
+from controller.tool import patience
 from controller.tool.client import ControllerClient, service_path
 from controller.tool.errors import BadInput, CommandError, NotYet, Unreachable
 from tests.harness.http_answers import sends, serving
@@ -140,7 +140,6 @@ def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(BadInput) as caught:
         ControllerClient(url).get("/")
     assert str(caught.value) == f"PIERHEAD_API_URL: expected http://host:port or unix:///path, found {url!r}"
-    assert prometheus.read(url).problem == f"PIERHEAD_PROMETHEUS_URL: expected http://host:port, found {url!r}"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ from controller.status.records.answers import (
     Revisions,
     Route,
     Routes,
+    ServiceTraffic,
     StepDocument,
+    Traffic,
 )
 from controller.status.records.services import (
     Failure,
@@ -36,17 +38,22 @@ from controller.status.records.services import (
     ServiceState,
     ShownAvailability,
 )
-from controller.tool import tables, top
+from controller.tool import tables
 from controller.tool.output import plain
-from controller.tool.prometheus import QueryResult, ServiceTraffic
 from controller.tool.rows import rate, seconds
 from controller.tool.why import Case
 from controller.tool.why import page as why_page
 from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, node, replica, rolling, row, settled
 
 SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
-NOTHING = QueryResult()
-TRAFFIC = QueryResult({"web": ServiceTraffic(812.4, 0.0012, 0.0093), "ranker": ServiceTraffic(1204.0, 0.0102, 1.31)})
+
+
+def traffic(rate: float, p50_s: float, p99_s: float) -> ServiceTraffic:
+    return ServiceTraffic((rate,), (0.0,), (p50_s,), (p99_s,), (0.0,), (0.0,))
+
+
+NOTHING = Traffic(AT, 5.0, {}, "")
+TRAFFIC = Traffic(AT, 5.0, {"web": traffic(812.4, 0.0012, 0.0093), "ranker": traffic(1204.0, 0.0102, 1.31)}, "")
 CRASHED = RejectionDocument("9f8e7d6c", "it crashed", AT, False, False, "9f8e7d6c@0")
 
 
@@ -91,9 +98,9 @@ def test_every_state_has_a_colour() -> None:
 def test_status_on_a_narrow_terminal() -> None:
     page = tables.status(document(row(ready=1, wanted=1), ranker(), gpus=GPUS), TRAFFIC, 80)
     assert shown(page, 80) == picture("""
-        SERVICE  STATE      VERSION   READY  GPUS  IN FLIGHT  WAITING  P99
-        web      HEALTHY    1a2b3c4d  1/1    -     0          0        9.3 ms
-        ranker   UNHEALTHY  1a2b3c4d  1/2    1     16         14       1.3 s
+        SERVICE  STATE      READY  GPUS  IN FLIGHT  WAITING  REQ/S  P50     P99
+        web      HEALTHY    1/1    -     0          0        812    1.2 ms  9.3 ms
+        ranker   UNHEALTHY  1/2    1     16         14       1,204  10 ms   1.3 s
 
         ranker: 1 pending: it asks for 1 GPU and 0 of 1 are free: 1 held by ranker
 
@@ -159,7 +166,7 @@ def test_a_rollout_in_progress_is_described(service: Service, words: str) -> Non
 
 
 def case(service: Service, *events: EventDocument, steps: tuple[StepDocument, ...] = ()) -> Case:
-    return Case(service, PlanDocument((), steps, (), (), ""), events, TRAFFIC.of(service.name))
+    return Case(service, PlanDocument((), steps, (), (), ""), events, TRAFFIC.latest(service.name))
 
 
 def test_why_of_a_service_that_is_short_of_a_gpu() -> None:
@@ -173,7 +180,7 @@ def test_why_of_a_service_that_is_short_of_a_gpu() -> None:
         ranker is UNHEALTHY: 1 of 2 replicas ready
           version 1a2b3c4d, image pierhead/ranker:latest
           from outside: gRPC services.recsys.app.Ranker
-          in flight 16, waiting 14; in the last minute 1,204 requests/s, p50 10 ms, p99 1.3 s
+          in flight 16, waiting 14; in the last 30 s 1,204 requests/s, p50 10 ms, p99 1.3 s
 
         How many
           2 wanted: set by scale; the compose files say 1 (`pierhead scale ranker auto` goes back to them)
@@ -265,23 +272,14 @@ def test_who_decides_how_many(override: int | None, autoscale: dict[str, Any], w
     assert decided.who_decides == words
 
 
-# ------------------------------------------------------------------------------------------------- top, gpus, routes
+# ------------------------------------------------------------------------------------------------- gpus, routes
 
 
-def test_top_shows_traffic_and_without_prometheus_the_rest() -> None:
-    text = shown(top.page(document(row(), ranker(), gpus=GPUS), TRAFFIC, 80), 80)
-    assert text.splitlines()[0].endswith(": 3 of 4 replicas ready, 1 of 1 GPUs held")
-    assert (
-        picture("""
-        SERVICE  STATE      READY  IN FLIGHT  WAITING  REQ/S  P50     P99
-        web      HEALTHY    2/2    0          0        812    1.2 ms  9.3 ms
-        ranker   UNHEALTHY  1/2    16         14       1,204  10 ms   1.3 s
-        """)
-        in text
-    )
-    text = shown(top.page(document(row()), QueryResult(problem="Prometheus does not answer"), 80), 80)
-    assert "web      HEALTHY  2/2    0          0        -      -    -" in text
-    assert "no rates and quantiles: Prometheus does not answer" in text
+def test_the_headline_and_the_traffic_or_why_there_is_none() -> None:
+    of_all = document(row(), ranker(), gpus=GPUS)
+    assert tables.headline(of_all).plain.endswith(": 3 of 4 replicas ready, 1 of 1 GPUs held")
+    without = replace(NOTHING, problem="no connection")
+    assert shown(tables.status(of_all, without, 80), 80).startswith("no rates and quantiles: no connection\n")
 
 
 def test_nodes_and_what_is_on_them() -> None:
@@ -289,8 +287,8 @@ def test_nodes_and_what_is_on_them() -> None:
     here = row(ready=1, wanted=1, replicas=(replica("p-web-1a2b3c4d-1", node="n1"), replica("", "PENDING")))
     cards = (gpu(UUID, name="H100", holder="p-web-1a2b3c4d-1", node="n1"),)
     assert shown(tables.status(document(here, gpus=cards, nodes=nodes), NOTHING, 100), 100) == picture("""
-        SERVICE  STATE    VERSION   READY  GPUS  IN FLIGHT  WAITING  P99
-        web      HEALTHY  1a2b3c4d  1/1    -     0          0        -
+        SERVICE  STATE    VERSION   READY  GPUS  IN FLIGHT  WAITING  REQ/S  P50  P99
+        web      HEALTHY  1a2b3c4d  1/1    -     0          0        -      -    -
 
         REPLICA           STATE    NODE  ADDRESS          GPU  IN FLIGHT
         p-web-1a2b3c4d-1  RUNNING  n1    172.18.0.7:8080  -    0
@@ -303,7 +301,7 @@ def test_nodes_and_what_is_on_them() -> None:
         n1    leader  ready  active        2         1/2   10.77.0.1
         n2    worker  down   active        0         1/2   10.77.0.1  down: it is away
         """)
-    assert ", 1 of 2 nodes ready\n" in shown(top.page(document(here, nodes=nodes), NOTHING, 100), 100)
+    assert ", 1 of 2 nodes ready" in tables.headline(document(here, nodes=nodes)).plain
     assert "this stack runs on one machine" in shown(tables.nodes((), 80), 80)
 
 

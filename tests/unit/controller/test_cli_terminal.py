@@ -72,7 +72,7 @@ async def test_what_is_for_terminals_only(control: Control) -> None:
         assert "\x1b[3" not in written
         assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in written.splitlines()) <= 80
         assert "\x1b" not in (await pierhead("status")).out
-        written = await on_a_terminal(pierhead, "top", "-n", "2", "--interval", "0.2")
+        written = await on_a_terminal(pierhead, "status", "--watch", "-n", "2", "--interval", "0.2")
         assert written.count("replicas ready") >= 2
         assert "\x1b[1A" in written, "the cursor goes up to draw again"
         logged = (await on_a_terminal(pierhead, "logs", "api")).splitlines()

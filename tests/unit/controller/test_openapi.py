@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from controller.daemon.api import CALLS, LISTED
 from controller.daemon.callers import Gatekeeper
+from controller.daemon.console import page
 from controller.status import openapi
 from controller.status.records.answers import Error
 from controller.status.records.document import as_json, read
@@ -65,7 +66,8 @@ async def test_it_has_every_route_and_every_schema(control: Control) -> None:
         document = await (await client.get("/api/v1/openapi.json")).json()
         routes = client.server.app.router.routes()  # type: ignore[attr-defined]
     listed = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert listed == {(route.method, route.resource.canonical) for route in routes if route.method != "HEAD"}
+    found = [route for route in routes if route.method != "HEAD" and route.handler is not page]
+    assert listed == {(route.method, route.resource.canonical) for route in found}
     operations = [each for methods in document["paths"].values() for each in methods.values()]
     assert sorted(each["operationId"] for each in operations) == sorted(CALLS)
     assert all(each["summary"].endswith(".") for each in operations)
@@ -78,7 +80,7 @@ async def test_real_answers_have_its_shapes(control: Control) -> None:
     async with serving(control, Gatekeeper((), lambda: frozenset({"127.0.0.1"}))) as client:
         await control.settled("web", 2)
         await control.settled("ranker", 1)
-        for name in ("services", "plan", "routes", "events", "targets"):
+        for name in ("services", "plan", "routes", "events", "targets", "traffic", "caller"):
             assert await checked(await client.get(f"/api/v1/{name}"), name)
         assert await checked(await client.get("/api/v1/services/web"), "service")
         for name in ("logs", "revisions"):
@@ -132,7 +134,7 @@ async def test_the_bounds_of_parameters_are_the_real_ones(control: Control) -> N
         for each in methods.get("get", {}).get("parameters", ())
         if "maximum" in each["schema"]
     ]
-    assert len(bounded) == 3
+    assert len(bounded) == 4
     async with serving(control, web=2) as client:
         for path, name, most in bounded:
             assert (await client.get(f"{path}?{name}={most}")).status == 200

@@ -11,13 +11,13 @@ import pytest
 from controller.model.world import FailureRecord, ReplicaContainer
 from controller.plan import plan
 from controller.status.documents import plan_document
+from controller.status.records.answers import LatestTraffic, Traffic
 from controller.status.services import service_rows
 from controller.status.view import View
 from controller.swarm.up.swarm_calls import Swarm
 from controller.swarm.up.up import tell_trouble
 from controller.tool import tables
 from controller.tool.output import plain
-from controller.tool.prometheus import QueryResult, ServiceTraffic
 from controller.tool.wait import WaitVerdict, judge_all
 from controller.tool.why import Case, page
 from tests.unit.controller.cli_documents import document
@@ -63,9 +63,9 @@ class Told:
         services = service_rows(View(NOW, "p", wanted, world, made))
         view = View(NOW, "p", wanted, world, made, services, engine_reachable=True, haproxy_reachable=True)
         shown = document(*services)
-        case = Case(services[0], plan_document(view, ()), (), ServiceTraffic())
+        case = Case(services[0], plan_document(view, ()), (), LatestTraffic())
         return cls(
-            plain(tables.status(shown, QueryResult(), WIDTH), WIDTH),
+            plain(tables.status(shown, Traffic(0.0, 5.0, {}, ""), WIDTH), WIDTH),
             plain(page(case, WIDTH), WIDTH),
             judge_all(shown),
         )

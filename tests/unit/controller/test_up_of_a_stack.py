@@ -262,7 +262,7 @@ def test_who_reaches_the_ports_is_told(variables: Mapping[str, str], host: str, 
     told = "\n".join(user.said)
     assert f"http://{host}:8000/echo" in told
     assert f"gRPC         {host}:9000" in told
-    assert "API          http://127.0.0.1:8100" in told
+    assert "console      http://127.0.0.1:8100" in told
     assert ("The line PIERHEAD_BIND=0.0.0.0 in .env opens them" in told) is is_told
 
 
@@ -323,7 +323,7 @@ def test_with_tls_the_addresses_are_https_and_the_stack_has_one_more_file(projec
     told = "\n".join(user.said)
     assert "https://127.0.0.1:9443/mine" in told
     assert "http://127.0.0.1:8000" not in told
-    assert "API          http://127.0.0.1:8100" in told
+    assert "console      http://127.0.0.1:8100" in told
     (ending, _) = user.warnings
     assert re.fullmatch(r"warning: /.*/certs/a\.pem: its certificate ends on .*: put a new one in its place", ending)
 

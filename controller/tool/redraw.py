@@ -1,66 +1,22 @@
-"""`pierhead top`: the current traffic of every service. `page` is pure; `follow` redraws it."""
+"""Shows a page again and again: on a terminal in the place of the one before."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from . import output, rows, tables
+from . import output
 from .errors import Unreachable
 from .output import Console
-from .prometheus import QueryResult
-
-if TYPE_CHECKING:
-    from ..status.records.services import Services
 
 Page = list[RenderableType]
 Draw = Callable[[int], Page]
-"""Asks the API and Prometheus, and returns the page for a width."""
-
-
-def page(document: Services, traffic: QueryResult, width: int) -> Iterator[RenderableType]:
-    """Yield one picture."""
-    services = document.services
-    at = datetime.fromtimestamp(document.at).astimezone().strftime("%H:%M:%S")
-    ready, wanted = sum(row.ready for row in services), sum(row.wanted for row in services)
-    held = sum(bool(gpu.holder or gpu.slots) for gpu in document.gpus)
-    gpus = f", {held} of {len(document.gpus)} GPUs held" if document.gpus else ""
-    up = sum(node.state == "ready" for node in document.nodes)
-    nodes = f", {up} of {len(document.nodes)} nodes ready" if document.nodes else ""
-    yield Text(f"{document.project} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
-    yield from tables.complaints(document)
-    if services:
-        yield Text("")
-        yield from _services(document, traffic).render(width)
-    if traffic.problem:
-        yield Text("")
-        yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
-
-
-def _services(document: Services, traffic: QueryResult) -> tables.CellTable:
-    columns = ("SERVICE", "STATE", "READY", "IN FLIGHT", "WAITING", "REQ/S", "P50", "P99")
-    listing = tables.CellTable(columns, "WHAT IS GOING ON")
-    for row in document.services:
-        known = traffic.of(row.name)
-        listing.add(
-            row.name,
-            row.state,
-            f"{row.ready}/{row.wanted}",
-            rows.in_flight(row),
-            rows.waiting(row),
-            rows.rate(known.rate),
-            rows.seconds(known.p50_s),
-            rows.seconds(known.p99_s),
-            sentence=row.summary,
-        )
-    return listing
+"""Asks the API, and returns the page for a width."""
 
 
 def follow(draw: Draw, count: int | None, interval_s: float) -> None:

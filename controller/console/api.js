@@ -1,0 +1,125 @@
+// The REST API: calls, and the stream of what the page shows. A token is kept for this tab alone.
+
+const TOKEN = "pierhead-token";
+const RETRY_MS = [500, 1000, 2000, 5000];
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN) ?? "",
+  set: (value) => (value ? sessionStorage.setItem(TOKEN, value) : sessionStorage.removeItem(TOKEN)),
+};
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export async function call(method, path, body) {
+  const response = await request(method, path, body);
+  return response.json();
+}
+
+async function request(method, path, body, signal) {
+  const headers = {};
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
+  } catch (error) {
+    throw new ApiError(0, "the controller does not answer");
+  }
+  if (response.ok) return response;
+  const said = await response.json().catch(() => null);
+  throw new ApiError(response.status, said?.error?.message ?? `the controller answered ${response.status}`);
+}
+
+// What the page shows, part by part (see /api/v1/live). Listeners are called at most once a frame.
+class Store {
+  stack = null;
+  plan = null;
+  services = new Map();
+  events = new Map();
+  connection = { state: "connecting", since: Date.now(), problem: "" };
+  #listeners = new Set();
+  #isDue = false;
+  #abort = null;
+
+  subscribe(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  changed() {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    requestAnimationFrame(() => {
+      this.#isDue = false;
+      this.#listeners.forEach((listener) => listener());
+    });
+  }
+
+  // Ends the present stream, if there is one, and begins another.
+  watch() {
+    this.#abort?.abort();
+    this.#abort = new AbortController();
+    this.#follow(this.#abort.signal);
+  }
+
+  async #follow(signal) {
+    for (let failures = 0; !signal.aborted; failures += 1) {
+      let error = new ApiError(0, "the controller has ended the connection");
+      try {
+        await this.#read(await request("GET", "/api/v1/live", undefined, signal), signal, () => (failures = 0));
+      } catch (raised) {
+        error = raised;
+      }
+      if (signal.aborted) return;
+      const isRefused = error.status === 403;
+      this.#set(isRefused ? "refused" : "lost", error.message ?? String(error));
+      if (isRefused) return; // until there is a token
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+    }
+  }
+
+  async #read(response, signal, isAlive) {
+    this.#forget();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done || signal.aborted) return;
+      isAlive();
+      this.#set("live", "");
+      const messages = (rest + value).split("\n\n");
+      rest = messages.pop();
+      for (const message of messages) {
+        if (message.startsWith("data: ")) this.#take(JSON.parse(message.slice(6)));
+      }
+      this.changed();
+    }
+  }
+
+  #forget() {
+    this.services.clear();
+    this.events.clear();
+  }
+
+  #take({ part, value }) {
+    const [kind, ...name] = part.split("/");
+    const kept = { service: this.services, event: this.events }[kind];
+    if (!kept) this[kind] = value;
+    else if (value === null) kept.delete(name.join("/"));
+    else kept.set(name.join("/"), value);
+    if (kept === this.events && kept.size > 1000) kept.delete(kept.keys().next().value);
+  }
+
+  #set(state, problem) {
+    if (state !== this.connection.state) this.connection = { state, since: Date.now(), problem };
+    else this.connection.problem = problem;
+    this.changed();
+  }
+}
+
+export const store = new Store();

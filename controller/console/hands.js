@@ -1,0 +1,149 @@
+// What can be done with a service. Each deed first shows what would happen, and one that touches what serves asks for the
+// service's name.
+
+import { html, useEffect, useState } from "./lib/preact.js";
+import { call } from "./api.js";
+import { Dialog, ROLES } from "./parts.js";
+
+const path = (name, ...below) => ["/api/v1/services", encodeURIComponent(name), ...below].join("/");
+
+const DEEDS = [
+  { verb: "scale", title: "Scale", role: "scale", view: ScaleDialog },
+  { verb: "deploy", title: "Deploy", role: "deploy", view: DeployDialog },
+  { verb: "rollback", title: "Roll back", role: "deploy", view: RollbackDialog },
+  { verb: "restart", title: "Restart", role: "deploy", view: RestartDialog },
+  { verb: "abort", title: "Abort the rollout", role: "deploy", view: AbortDialog, isShown: (row) => row.rollout },
+  { verb: "promote", title: "Promote", role: "deploy", view: PromoteDialog, isShown: (row) => row.rollout },
+];
+
+export function Hands({ row, role }) {
+  const [open, setOpen] = useState(null);
+  const [said, setSaid] = useState("");
+  const may = (needed) => ROLES.indexOf(role) >= ROLES.indexOf(needed);
+  const shown = DEEDS.filter((deed) => may(deed.role) && (!deed.isShown || deed.isShown(row)));
+  if (!shown.length) return null;
+  const close = (message = "") => {
+    setOpen(null);
+    if (message) setSaid(message);
+  };
+  return html`
+    <div class="row hands">
+      ${shown.map((deed) => html`<button onClick=${() => setOpen(deed)}>${deed.title}</button>`)}
+      <span role="status">${said}</span>
+    </div>
+    ${open && html`<${open.view} row=${row} close=${close} />`}`;
+}
+
+function ScaleDialog({ row, close }) {
+  const [wanted, setWanted] = useState(String(row.wanted));
+  const isNumber = /^[0-9]{1,5}$/.test(wanted);
+  const plan = useRehearsal(isNumber ? `${row.name}:${wanted}` : "");
+  const send = () => call("PUT", path(row.name, "scale"), { replicas: isNumber ? Number(wanted) : "auto" });
+  return html`
+    <${Deed} title=${`Scale ${row.name}`} row=${row} close=${close} send=${send} isRisky=${isNumber && Number(wanted) < row.ready}>
+      <label>Replicas, or auto <input value=${wanted} pattern="[0-9]{1,5}|auto" required onInput=${(event) => setWanted(event.target.value)} /></label>
+      <h3>What would happen</h3>
+      <pre tabindex="0" class="text">${isNumber ? plan : "The files, or the autoscaler, decide the number."}</pre>
+    <//>`;
+}
+
+// What the controller would do with another number of replicas: "web:4".
+function useRehearsal(scale) {
+  const [plan, setPlan] = useState("");
+  useEffect(() => {
+    let isWanted = true;
+    setPlan("...");
+    if (scale) {
+      call("GET", `/api/v1/plan?scale=${encodeURIComponent(scale)}`).then(
+        (found) => isWanted && setPlan(found.text),
+        (error) => isWanted && setPlan(error.message),
+      );
+    }
+    return () => {
+      isWanted = false;
+    };
+  }, [scale]);
+  return plan;
+}
+
+function DeployDialog({ row, close }) {
+  const send = () => call("POST", "/api/v1/deploy", { services: [row.name] });
+  const words = row.changes.length ? row.changes.join("\n") : "The files and the image give what runs already.";
+  return html`
+    <${Deed} title=${`Deploy ${row.name}`} row=${row} close=${close} send=${send}>
+      <p>Rolls out what the compose files and the image give now: ${row.offered ?? "nothing"}.</p>
+      <pre tabindex="0" class="text">${words}</pre>
+    <//>`;
+}
+
+function RollbackDialog({ row, close }) {
+  const [revisions, setRevisions] = useState([]);
+  const [to, setTo] = useState("");
+  useEffect(() => {
+    call("GET", path(row.name, "revisions")).then((found) => setRevisions(found.revisions), () => setRevisions([]));
+  }, []);
+  const others = revisions.filter((revision) => !revision.current);
+  const send = () => call("POST", path(row.name, "rollback"), to ? { to } : {});
+  return html`
+    <${Deed} title=${`Roll ${row.name} back`} row=${row} close=${close} send=${send} isRisky=${true}>
+      <label>Version <select value=${to} onChange=${(event) => setTo(event.target.value)}>
+        <option value="">the one before</option>
+        ${others.map(({ version, image, stable }) => html`<option value=${version}>${version} ${image}${stable ? " (proven)" : ""}</option>`)}
+      </select></label>
+      <p>Its ${row.wanted} replicas are replaced as a rollout does it, without a failed request.</p>
+    <//>`;
+}
+
+function RestartDialog({ row, close }) {
+  const send = () => call("POST", path(row.name, "restart"), {});
+  return html`
+    <${Deed} title=${`Restart ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
+      <p>Its ${row.wanted} replicas are replaced by others of the same version, as a rollout does it.</p>
+    <//>`;
+}
+
+function AbortDialog({ row, close }) {
+  const send = () => call("POST", path(row.name, "abort"), {});
+  return html`
+    <${Deed} title=${`Abort the rollout of ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
+      <p>${row.rollout?.from ?? "The former version"} serves again, and ${row.rollout?.to} ends.</p>
+    <//>`;
+}
+
+function PromoteDialog({ row, close }) {
+  const send = () => call("POST", path(row.name, "promote"), {});
+  return html`
+    <${Deed} title=${`Promote ${row.rollout?.to}`} row=${row} close=${close} send=${send}>
+      <p>The watch over the first batch ends: the rest of the replicas follows now.</p>
+    <//>`;
+}
+
+function Deed({ title, row, close, send, isRisky = false, children }) {
+  const [typed, setTyped] = useState("");
+  const [problem, setProblem] = useState("");
+  const [isSent, setSent] = useState(false);
+  const submit = async (event) => {
+    event.preventDefault();
+    setSent(true);
+    try {
+      const answer = await send();
+      close(answer.message || "Asked for.");
+    } catch (error) {
+      setProblem(error.message);
+      setSent(false);
+    }
+  };
+  return html`
+    <${Dialog} title=${title} onClose=${() => close()}>
+      <form onSubmit=${submit}>
+        ${children}
+        ${isRisky && html`<label>Type ${row.name} to go ahead
+          <input value=${typed} autocomplete="off" onInput=${(event) => setTyped(event.target.value)} /></label>`}
+        ${problem && html`<p class="bad" role="alert">${problem}</p>`}
+        <div class="row">
+          <button type="submit" disabled=${isSent || (isRisky && typed !== row.name)}>${title}</button>
+          <button type="button" onClick=${() => close()}>Cancel</button>
+        </div>
+      </form>
+    <//>`;
+}

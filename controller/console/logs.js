@@ -1,0 +1,68 @@
+// The replicas' logs: the last lines, followed while the box is ticked.
+
+import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { call } from "./api.js";
+
+const EVERY_MS = 1500;
+const TAIL = 300;
+
+export function Logs({ service }) {
+  const [replica, setReplica] = useState("");
+  const [words, setWords] = useState("");
+  const [isFollowed, setFollowed] = useState(true);
+  const { logs, problem } = useLogs(service, isFollowed);
+  const box = useRef(null);
+  const lines = logs
+    .filter(({ name }) => !replica || name === replica)
+    .flatMap(({ name, lines, times }) => lines.map((line, number) => ({ name, line, time: times[number] })))
+    .filter(({ line }) => line.toLowerCase().includes(words.toLowerCase()))
+    .sort((one, other) => (one.time < other.time ? -1 : 1))
+    .slice(-1000);
+  useEffect(() => {
+    if (isFollowed) box.current.scrollTop = box.current.scrollHeight;
+  });
+  return html`
+    <div class="row">
+      <label>Replica <select value=${replica} onChange=${(event) => setReplica(event.target.value)}>
+        <option value="">all</option>${logs.map(({ name }) => html`<option>${name}</option>`)}
+      </select></label>
+      <label>Filter <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>
+      <label><input type="checkbox" checked=${isFollowed} onChange=${(event) => setFollowed(event.target.checked)} /> follow</label>
+      ${problem && html`<span class="bad" role="status">${problem}</span>`}
+    </div>
+    <pre class="text log" ref=${box} tabindex="0" aria-label=${`Logs of ${service}`}>${lines.map(({ name, line }) => html`
+<span class="quiet">${name.slice(-6)} </span>${readable(line)}${"\n"}`)}</pre>`;
+}
+
+function useLogs(service, isFollowed) {
+  const [found, setFound] = useState({ logs: [], problem: "" });
+  useEffect(() => {
+    let timer = 0;
+    const ask = async () => {
+      const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}`;
+      const answer = document.hidden ? null : await call("GET", path).catch((error) => ({ problem: error.message }));
+      if (timer === null) return;
+      if (answer) setFound((before) => ({ logs: answer.replicas ?? before.logs, problem: answer.problem ?? "" }));
+      if (isFollowed) timer = setTimeout(ask, EVERY_MS);
+    };
+    ask();
+    return () => {
+      clearTimeout(timer);
+      timer = null;
+    };
+  }, [service, isFollowed]);
+  return found;
+}
+
+// A line in JSON with a level, as people read it; every other line as it is.
+function readable(line) {
+  if (!line.startsWith("{")) return line;
+  try {
+    const { time, level, message, error, request_id: id } = JSON.parse(line);
+    if (typeof level !== "string") return line;
+    const at = typeof time === "string" ? time.slice(11, 19) : "";
+    return [at, level.toUpperCase(), id && `[${id}]`, message, error && `\n${error}`].filter(Boolean).join(" ");
+  } catch {
+    return line;
+  }
+}

@@ -1,0 +1,95 @@
+// One service: why it is in its state, its replicas, its traffic, its logs, and what can be done with it.
+
+import { html } from "./lib/preact.js";
+import { EventList } from "./events.js";
+import { Hands } from "./hands.js";
+import { Logs } from "./logs.js";
+import { Replicas, State } from "./parts.js";
+import { Plots } from "./plots.js";
+import { age, count } from "./words.js";
+
+export function ServicePage({ row, shown, traffic, caller }) {
+  const own = [...shown.events.values()].filter((event) => event.service === row.name);
+  return html`
+    <h1>${row.name} <${State} state=${row.state} /></h1>
+    <p><${Replicas} row=${row} /> ${row.ready} ready, ${row.wanted} wanted: ${row.who_decides}</p>
+    <${Why} row=${row} />
+    <${Hands} row=${row} role=${caller?.role ?? "read"} />
+    <${Rollout} row=${row} />
+    <${Plots} name=${row.name} traffic=${traffic.services[row.name]} at=${traffic.at} step=${traffic.step_s} />
+    <${ReplicaTable} row=${row} />
+    <section class="panel"><h2>Logs</h2><${Logs} service=${row.name} /></section>
+    <section class="panel"><h2>Events</h2><${EventList} events=${own} /></section>
+    <${Facts} row=${row} />`;
+}
+
+function Why({ row }) {
+  const obstacles = row.obstacles.map(({ words }) => words);
+  const deadEnds = [row.stuck, row.not_as_asked].filter(Boolean);
+  if (!obstacles.length && !deadEnds.length && !row.failure) return row.summary ? html`<p>${row.summary}</p>` : null;
+  return html`
+    <section class="panel">
+      <h2>What is in the way</h2>
+      <ul>
+        ${obstacles.map((words) => html`<li>${words}</li>`)}
+        ${deadEnds.map(({ words, next_step }) => html`<li>${words}. <strong>${next_step}</strong></li>`)}
+      </ul>
+      ${row.failure && html`
+        <p>${row.failure.count} replicas failed in a row, the last one ${age(row.failure.last_at)} ago:</p>
+        <pre tabindex="0" class="text">${row.failure.detail}</pre>`}
+    </section>`;
+}
+
+function Rollout({ row }) {
+  const { rollout, rejected } = row;
+  if (!rollout && !rejected) return null;
+  return html`
+    <section class="panel">
+      <h2>Rollout</h2>
+      ${rollout && html`
+        <p><${State} state="UPDATING" /> ${rollout.from ?? "nothing"} to ${rollout.to}: ${rollout.progress}</p>
+        <p>${rollout.message} Begun ${age(rollout.begun_at)} ago, in this phase for ${age(rollout.since)}: ${rollout.cause}</p>
+        <progress max=${rollout.wanted || 1} value=${rollout.ready}></progress>`}
+      ${rejected && html`<p class="bad">${rejected.version} does not run: ${rejected.reason}</p>`}
+      ${row.changes.length > 0 && html`<pre tabindex="0" class="text">${row.changes.join("\n")}</pre>`}
+    </section>`;
+}
+
+function ReplicaTable({ row }) {
+  return html`
+    <section class="panel">
+      <h2>Replicas</h2>
+      <div class="scroll" tabindex="0">
+        <table>
+          <thead><tr><th>Replica</th><th>State</th><th>Version</th><th>In flight</th><th>GPUs</th><th>Node</th><th></th></tr></thead>
+          <tbody>
+            ${row.replicas.map((replica, place) => html`
+              <tr key=${replica.name || place}>
+                <th scope="row">${replica.name || "none yet"}</th>
+                <td><${State} state=${replica.state} /></td>
+                <td>${replica.version}</td>
+                <td>${count(replica.ongoing)}</td>
+                <td>${replica.gpus.map((gpu) => gpu.slice(0, 12)).join(", ") || "-"}</td>
+                <td>${replica.node || "-"}</td>
+                <td>${replica.message}</td>
+              </tr>`)}
+          </tbody>
+        </table>
+      </div>
+    </section>`;
+}
+
+function Facts({ row }) {
+  const facts = {
+    image: row.image, version: row.version, "proven version": row.stable, protocol: row.protocol, port: row.port,
+    route: row.route, "gRPC services": row.grpc_services.join(", "), calls: row.calls.join(", "),
+  };
+  return html`
+    <section class="panel">
+      <h2>Settings</h2>
+      <dl class="facts">
+        ${Object.entries(facts).map(([name, value]) => (value ? html`<dt>${name}</dt><dd>${value}</dd>` : null))}
+      </dl>
+      ${row.user_config && html`<pre tabindex="0" class="text">${JSON.stringify(row.user_config.value, null, 2)}</pre>`}
+    </section>`;
+}

@@ -1,0 +1,37 @@
+// Numbers and times as people read them. "-" where something is not known.
+
+export function rate(value) {
+  if (value == null) return "-";
+  return value < 100 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+}
+
+export function seconds(value) {
+  if (value == null) return "-";
+  if (value < 0.001) return `${(value * 1000).toFixed(2)} ms`;
+  if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
+  return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(1)} s`;
+}
+
+export function bytes(value) {
+  if (value == null) return "-";
+  const steps = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const step = Math.min(steps.length - 1, Math.floor(Math.log2(Math.max(value, 1)) / 10));
+  return `${(value / 2 ** (10 * step)).toFixed(step > 2 ? 1 : 0)} ${steps[step]}`;
+}
+
+export function count(value) {
+  return value == null ? "-" : Math.round(value).toLocaleString("en");
+}
+
+export function clock(unix) {
+  return new Date(unix * 1000).toLocaleTimeString([], { hour12: false });
+}
+
+export function age(unix) {
+  const past = Math.max(0, Date.now() / 1000 - unix);
+  if (past < 120) return `${Math.round(past)} s`;
+  if (past < 7200) return `${Math.round(past / 60)} min`;
+  return past < 172800 ? `${Math.round(past / 3600)} h` : `${Math.round(past / 86400)} days`;
+}
+
+export const latest = (values) => values?.at(-1);

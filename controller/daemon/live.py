@@ -1,0 +1,61 @@
+"""Sends pages what they show, as server-sent events. Somebody who reads slowly misses states, and gets the latest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+
+from aiohttp import web
+
+from ..errors import TooMany
+from ..status.live import Part, changes
+
+MOST = 64
+"""Pages at a time."""
+PAUSE_S = 0.2
+"""Between two looks: an event is seen well within a second, and a busy stack costs five messages a second."""
+ALIVE_S = 15.0
+"""After this time without a change a comment is sent: whoever has gone is noticed."""
+WRITE_S = 30.0
+"""Who has read nothing for this long is gone."""
+_ALIVE = ": nothing has changed\n\n"
+
+
+class Live:
+    """The pages that watch."""
+
+    def __init__(self, parts: Callable[[], Mapping[str, Part]], closing: asyncio.Event) -> None:
+        self._parts = parts
+        self._closing = closing
+        self._watching = 0
+
+    async def watch(self, request: web.Request) -> web.StreamResponse:
+        """Send one page what it shows, until it goes or the controller ends. Raises TooMany."""
+        if self._watching >= MOST:
+            raise TooMany(f"{MOST} pages watch this stack already; close one, and repeat")
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        self._watching += 1
+        try:
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await self._send(response)
+        finally:
+            self._watching -= 1
+        return response
+
+    async def _send(self, response: web.StreamResponse) -> None:
+        sent: Mapping[str, Part] = {}
+        loop, written_at = asyncio.get_running_loop(), 0.0
+        while not self._closing.is_set():
+            now = self._parts()
+            text = "".join(changes(sent, now)) or (_ALIVE if loop.time() - written_at >= ALIVE_S else "")
+            if text:
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(text.encode())
+                written_at = loop.time()
+            sent = now
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), PAUSE_S)

@@ -1,0 +1,77 @@
+"""The traffic of every service over the last minutes, as Prometheus has counted it: one query of a range. Pure.
+
+The numbers are those of the dashboard, which the replicas count; of an image without metrics, HAProxy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from ..errors import PrometheusError
+from ..observe.prometheus import Series
+from .records.answers import ServiceTraffic, Traffic
+
+AskSeries = Callable[[str, float, float, float], Awaitable[Sequence[Series]]]
+"""Returns the series of a query from a unix time to another one, so many seconds apart; raises PrometheusError."""
+
+MOST_POINTS = 90
+LEAST_STEP_S = 5.0
+"""How often Prometheus reads the replicas."""
+WINDOW_S = 30
+"""Six readings: short enough to follow a change, long enough for a rate."""
+
+_DURATIONS = "pierhead_request_duration_seconds_bucket"
+_ERRORS = ', code=~"5..|UNKNOWN|INTERNAL|DATA_LOSS|DEADLINE_EXCEEDED"'
+"""Answers that are errors of the service: HTTP status, or the name of a gRPC status."""
+
+
+async def read(ask: AskSeries, minutes: int, wall: float) -> Traffic:
+    """The traffic of the last minutes; with 0, that of now. Without an answer of Prometheus it has the reason."""
+    step_s = max(LEAST_STEP_S, minutes * 60 / MOST_POINTS)
+    steps = int(minutes * 60 / step_s)
+    begin = wall - steps * step_s
+    try:
+        found = await ask(expression(max(WINDOW_S, round(2 * step_s))), begin, wall, step_s)
+    except PrometheusError as error:
+        return Traffic(wall, step_s, {}, str(error))
+    return Traffic(wall, step_s, _by_service(found, begin, step_s, steps + 1), "")
+
+
+def expression(window_s: int) -> str:
+    """The query: series of (service, what), where `what` is a member of ServiceTraffic."""
+    requests = _rate("service", "pierhead_requests_total", window_s)
+    errors = _rate("service", "pierhead_requests_total", window_s, _ERRORS)
+    by_edge = _rate("service", "haproxy_backend_http_requests_total", window_s)
+    edge_errors = _rate("service", "haproxy_backend_http_responses_total", window_s, ', code="5xx"')
+    waiting = 'label_replace(pierhead_queued_requests{target!=""}, "service", "$1", "target", "(.*)")'
+    by_bound = _rate("le, service", _DURATIONS, window_s)
+    parts = {
+        "rate": f"({requests} or {by_edge})",
+        "errors": f"({errors} or {requests} * 0 or {edge_errors})",
+        "p50_s": f"histogram_quantile(0.5, {by_bound})",
+        "p99_s": f"histogram_quantile(0.99, {by_bound})",
+        "ongoing": 'sum by (service) (pierhead_ongoing_requests{service!=""})',
+        "queued": f"sum by (service) ({waiting})",
+    }
+    return " or ".join(f'label_replace({part}, "what", "{what}", "", "")' for what, part in parts.items())
+
+
+def _rate(by: str, counter: str, window_s: int, where: str = "") -> str:
+    return f'sum by ({by}) (rate({counter}{{service!=""{where}}}[{window_s}s]))'
+
+
+def _by_service(found: Iterable[Series], begin: float, step_s: float, count: int) -> dict[str, ServiceTraffic]:
+    services: dict[str, dict[str, list[float | None]]] = {}
+    for series in found:
+        service, what = series.labels.get("service", ""), series.labels.get("what", "")
+        if what in ServiceTraffic.__slots__:
+            values = services.setdefault(service, {}).setdefault(what, [None] * count)
+            for at, value in series.points:
+                place = round((at - begin) / step_s)
+                if 0 <= place < count:
+                    values[place] = float(f"{value:.6g}")
+    nothing = (None,) * count
+    return {
+        service: ServiceTraffic(**{what: tuple(members.get(what, nothing)) for what in ServiceTraffic.__slots__})
+        for service, members in sorted(services.items())
+    }

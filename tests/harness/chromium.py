@@ -1,0 +1,45 @@
+"""A real browser for tests: Chromium in a container, driven by Playwright."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import docker
+from playwright.async_api import Browser, async_playwright
+
+from tests.harness.ports import free_ports
+from tests.harness.stack import request
+from tests.harness.waiting import eventually
+
+IMAGE = "pierhead-test/chromium"
+LABELS = {"pierhead.test": "chromium"}
+
+
+@contextlib.contextmanager
+def running(client: docker.DockerClient) -> Iterator[str]:
+    """Chromium from its start to its end; within: the address of its debugging port. A cached build takes a second."""
+    where = str(Path(__file__).parent / "chromium_container")
+    client.images.build(path=where, tag=IMAGE, network_mode="host", rm=True, labels=LABELS)
+    (port,) = free_ports(1)
+    container = client.containers.run(
+        IMAGE, [f"--remote-debugging-port={port}"], network_mode="host", labels=LABELS, detach=True
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        eventually(lambda: request(f"{address}/json/version").status == 200, "Chromium answers")
+        yield address
+    finally:
+        container.remove(force=True)
+
+
+@contextlib.asynccontextmanager
+async def driven(address: str) -> AsyncIterator[Browser]:
+    """The browser at a debugging port."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.connect_over_cdp(address)
+        try:
+            yield browser
+        finally:
+            await browser.close()

@@ -1,0 +1,241 @@
+"""The console in a real browser, in front of a controller on fakes. Its libraries come from the controller's image.
+
+The pictures that the docs show are made here: PIERHEAD_SCREENSHOTS names the directory, docs/assets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import docker
+import pytest
+from aiohttp.test_utils import TestServer
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, Route, expect
+
+from controller.api_tokens import digest_of, read_tokens
+from controller.daemon.callers import Gatekeeper
+from controller.model.machine import Machine
+from controller.observe.prometheus import Series
+from tests.fakes.fake_engine import Behaviour
+from tests.harness.chromium import driven, running
+from tests.harness.place import TAG
+from tests.harness.stack import EVIDENCE
+from tests.unit.controller.control import Control
+from tests.unit.controller.worlds import gpu_service, gpus, service
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+
+CONTROLLER = f"pierhead/controller:{TAG}"
+PICTURES = Path(os.environ.get("PIERHEAD_SCREENSHOTS", EVIDENCE / "console"))
+DESK, PHONE = (1300, 900), (390, 844)
+FIRST_PICTURE_BYTES = 300_000
+TOKENS = read_tokens("secret", f"viewer:read:{digest_of('v')}")
+HOSTILE = '<img src=x onerror="document.title=1">'
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[docker.DockerClient]:
+    with contextlib.closing(docker.DockerClient()) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def chromium(engine: docker.DockerClient) -> Iterator[str]:
+    with running(engine) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def libraries(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the libraries in the controller's image."""
+    directory = tmp_path_factory.mktemp("console")
+    container = engine.containers.create(CONTROLLER, labels={"pierhead.test": "console"})
+    try:
+        chunks, _ = container.get_archive("/app/controller/console/lib")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+            archive.extractall(directory, filter="data")
+    finally:
+        container.remove(force=True)
+    return directory / "lib"
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Path:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    return PICTURES
+
+
+async def traffic(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
+    """A steady rate that rises a little, for every service."""
+    times = [start + step_s * number for number in range(round((end - start) / step_s) + 1)]
+    factors = {"rate": 1.0, "errors": 0.0, "p50_s": 1e-4, "p99_s": 1e-3, "ongoing": 0.1, "queued": 0.05}
+    return [
+        Series({"service": name, "what": what}, [(at, factor * (40 + number)) for number, at in enumerate(times)])
+        for name in ("web", "ranker")
+        for what, factor in factors.items()
+    ]
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    control = Control.of(
+        tmp_path, service("web", callees=("ranker", "chat")), gpu_service("ranker"), gpu_service("chat", replicas=1)
+    )
+    control.engine.gpus = gpus(4)
+    control.engine.machine = Machine(16, 64 << 30, 41 << 30, 100_000, 900, load=3.4)
+    control.engine.behaviours["web"] = Behaviour(output=f"one\n{HOSTILE}\n\x1b[2Jthree\n")
+    control.engine.behaviours["chat"] = Behaviour(ready_after_s=1e6)
+    control.starts["chat"] = (40, "loading weights, 40 %")
+    control.series = traffic
+    return control
+
+
+@contextlib.asynccontextmanager
+async def console(control: Control, gatekeeper: Gatekeeper | None = None) -> AsyncIterator[str]:
+    """The address of the console of a stack that has settled."""
+    keeper = gatekeeper or Gatekeeper((), lambda: frozenset({"127.0.0.1"}))
+    async with (
+        control.running(web=2, ranker=2) as controller,
+        TestServer(controller.api(keeper).application()) as server,
+    ):
+        yield f"http://127.0.0.1:{server.port}/"
+
+
+@contextlib.asynccontextmanager
+async def seen(
+    chromium: str, libraries: Path, size: tuple[int, int] = DESK, scheme: str = "light", *, inspected: bool = False
+) -> AsyncIterator[Page]:
+    """A page of the browser; what goes wrong in it fails the test. `inspected`: scripts of the test may run in it."""
+    wrong: list[str] = []
+
+    async def library(route: Route) -> None:
+        await route.fulfill(path=libraries / route.request.url.rsplit("/", 1)[-1])
+
+    async with driven(chromium) as browser:
+        context = await browser.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            bypass_csp=inspected,
+        )
+        page = await context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        await page.route("**/console/lib/*", library)
+        yield page
+        await context.close()
+    assert wrong == []
+
+
+async def test_the_picture_and_what_changes_in_it(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        sizes: list[int] = []
+        page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", 0))))
+        await page.goto(address)
+        web = page.locator("a.card", has_text="web")
+        await expect(web).to_contain_text("2/2 ready")
+        await expect(web).to_contain_text("req/s")
+        await expect(page.locator("a.card", has_text="chat")).to_contain_text("0/1 ready")
+        await expect(page.locator(".arrows path.line")).to_have_count(3)
+        await expect(page.locator("table")).to_contain_text("p-ranker-")
+        assert 100_000 < sum(sizes) < FIRST_PICTURE_BYTES
+        control.source.edit(*(one for one in control.source.services.values() if one.name != "chat"))
+        await expect(page.locator("a.card", has_text="chat")).to_have_count(0)
+
+
+async def test_a_scale_shows_its_plan_and_is_noted(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        await page.get_by_role("button", name="Scale").click()
+        await page.get_by_label("Replicas, or auto").fill("3")
+        await expect(page.locator("dialog pre")).to_contain_text(re.compile("create p-web-.*-3"))
+        await page.get_by_role("button", name="Scale web").click()
+        await expect(page.get_by_text("3 ready, 3 wanted: set by scale")).to_be_visible()
+        await expect(page.locator(".events")).to_contain_text("web: 2 -> 3 replicas")
+        (asked,) = control.said("asked")
+        assert asked.startswith("this machine at 127.0.0.1: PUT services/web/scale")
+
+
+async def test_what_touches_requests_asks_for_the_name(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        for button, deed in (("Scale", "Scale web"), ("Restart", "Restart web"), ("Roll back", "Roll web back")):
+            await page.get_by_role("button", name=button, exact=True).click()
+            if button == "Scale":
+                await page.get_by_label("Replicas, or auto").fill("1")
+            go = page.get_by_role("button", name=deed, exact=True)
+            await expect(go).to_be_disabled()
+            await page.get_by_label("Type web to go ahead").fill("web")
+            await expect(go).to_be_enabled()
+            await page.keyboard.press("Escape")
+            await expect(page.locator("dialog")).to_have_count(0)
+        assert control.said("asked") == []
+        await page.get_by_role("button", name="Restart", exact=True).click()
+        await page.get_by_label("Type web to go ahead").fill("web")
+        await page.get_by_role("button", name="Restart web").click()
+        await expect(page.get_by_role("heading", name="Rollout")).to_be_visible()
+
+
+async def test_a_reader_sees_and_touches_nothing(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control, Gatekeeper(TOKENS, frozenset)) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        await page.get_by_label("Token").fill("nonsense")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.get_by_text("none of the tokens that this stack knows")).to_be_visible()
+        await page.get_by_label("Token").fill("v")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.get_by_text("viewer: read")).to_be_visible()
+        await expect(page.get_by_text("2 ready, 2 wanted")).to_be_visible()
+        await expect(page.get_by_role("button")).to_have_count(0)
+
+
+async def test_a_controller_that_goes_and_comes_back(control: Control, chromium: str, libraries: Path) -> None:
+    async with control.running(web=2) as controller, seen(chromium, libraries) as page:
+        keeper = Gatekeeper((), lambda: frozenset({"127.0.0.1"}))
+        server = TestServer(controller.api(keeper).application())
+        await server.start_server()
+        port = server.port
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await expect(page.locator("a.card", has_text="web")).to_be_visible()
+        await server.close()
+        await expect(page.get_by_text("It is tried again.")).to_be_visible()
+        await expect(page.locator("a.card", has_text="web")).to_be_visible()
+        async with TestServer(controller.api(keeper).application(), port=port):
+            await expect(page.get_by_text("It is tried again.")).to_have_count(0, timeout=20_000)
+
+
+async def test_what_a_replica_writes_is_text(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        await expect(page.locator(".log")).to_contain_text(HOSTILE)
+        await page.get_by_label("Filter").first.fill("thr")
+        await expect(page.locator(".log")).not_to_contain_text("one")
+        await page.goto(f"{address}#/services/{HOSTILE}")
+        await expect(page.locator("h1")).to_have_text(HOSTILE)
+        await expect(page.locator("main img")).to_have_count(0)
+
+
+VIEWS = {"stack": "", "service": "services/web", "events": "events", "plan": "plan"}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (DESK, "dark"), (PHONE, "light")])
+async def test_everybody_can_use_each_view(
+    control: Control, chromium: str, libraries: Path, pictures: Path, view: str, size: tuple[int, int], scheme: str
+) -> None:
+    """By the rules of WCAG AA that axe checks; and nothing is wider than the screen."""
+    async with console(control) as address, seen(chromium, libraries, size, scheme, inspected=True) as page:
+        await page.goto(f"{address}#/{VIEWS[view]}")
+        await expect(page.locator("main h1")).to_be_attached()
+        if view == "service":
+            await expect(page.locator(".plot canvas")).to_have_count(3)
+        name = f"console-{view}{'-dark' if scheme == 'dark' else ''}{'-phone' if size == PHONE else ''}.png"
+        await page.screenshot(path=pictures / name, full_page=view == "service" and size == DESK)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        found = await Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found.response["violations"]] == []
