@@ -23,12 +23,15 @@ _ALIVE = ": nothing has changed\n\n"
 
 
 class Live:
-    """The pages that watch."""
+    """The pages that watch. One look serves all of them."""
 
-    def __init__(self, parts: Callable[[], Mapping[str, Part]], closing: asyncio.Event) -> None:
-        self._parts = parts
+    def __init__(self, look: Callable[[], Mapping[str, Part]], closing: asyncio.Event) -> None:
+        self._look = look
         self._closing = closing
         self._watching = 0
+        self._seen: Mapping[str, Part] = {}
+        self._look_at = 0.0
+        """When the next look is due, by the loop's time."""
 
     async def watch(self, request: web.Request) -> web.StreamResponse:
         """Send one page what it shows, until it goes or the controller ends. Raises TooMany."""
@@ -46,11 +49,16 @@ class Live:
             self._watching -= 1
         return response
 
+    def _parts(self, now: float) -> Mapping[str, Part]:
+        if now >= self._look_at:
+            self._seen, self._look_at = self._look(), now + PAUSE_S / 2
+        return self._seen
+
     async def _send(self, response: web.StreamResponse) -> None:
         sent: Mapping[str, Part] = {}
         loop, written_at = asyncio.get_running_loop(), 0.0
         while not self._closing.is_set():
-            now = self._parts()
+            now = self._parts(loop.time())
             text = "".join(changes(sent, now)) or (_ALIVE if loop.time() - written_at >= ALIVE_S else "")
             if text:
                 async with asyncio.timeout(WRITE_S):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..model.actions import Action
 from ..storage.rows import StoredEvent
 from . import documents
-from .records.answers import LivePart, MachineDocument, StackPart
+from .records.answers import LivePart, MachineDocument, PartValue, StackPart
 from .records.document import as_json
 from .view import View
 
@@ -29,11 +29,11 @@ EVENTS = 200
 class Part:
     """One part, and the event of a stream (`data: ...`) that has it."""
 
-    value: object
+    value: PartValue | None
     text: str
 
     @classmethod
-    def of(cls, name: str, value: object) -> Part:
+    def of(cls, name: str, value: PartValue | None) -> Part:
         """The part with this value; None = there is none any more."""
         return cls(value, f"data: {json.dumps(LivePart(name, value), default=as_json)}\n\n")
 
@@ -43,7 +43,7 @@ class LiveParts:
 
     def __init__(self) -> None:
         self._view: View | None = None
-        self._rows: Mapping[str, object] = {}
+        self._rows: Mapping[str, PartValue] = {}
         self._parts: Mapping[str, Part] = {}
 
     def now(self, view: View, in_progress: tuple[Action, ...], events: Iterable[StoredEvent]) -> Mapping[str, Part]:
@@ -51,9 +51,9 @@ class LiveParts:
         if view is not self._view:
             self._view = view
             # The time of the look changes with each look.
-            self._rows = {f"service/{row.name}": replace(row, at=0.0) for row in view.services}
-            self._rows = {"stack": _stack(view), **self._rows}
-        values = {
+            rows = {f"service/{row.name}": replace(row, at=0.0) for row in view.services}
+            self._rows = {"stack": _stack(view), **rows}
+        values: dict[str, PartValue] = {
             **self._rows,
             "plan": documents.plan_document(view, in_progress),
             **{f"event/{one.seq}": documents.event_document(one) for one in events},
@@ -75,7 +75,7 @@ def changes(sent: Mapping[str, Part], now: Mapping[str, Part]) -> Iterator[str]:
 
 def _stack(view: View) -> StackPart:
     found = view.observed.machine
-    machine = found and MachineDocument(found.cores, found.load, found.memory_bytes, found.free_bytes)
+    machine = MachineDocument(found.cores, found.load, found.memory_bytes, found.free_bytes) if found else None
     return StackPart(
         project=view.project,
         machine=machine,

@@ -61,7 +61,10 @@ def _call(title: str, operation: Mapping[str, Any]) -> Iterator[str]:
 
 def _of(described: Mapping[str, Any]) -> str:
     [(media_type, content)] = described["content"].items()
-    return _type(content["schema"]) if media_type == "application/json" else f"`{media_type}`"
+    schema = content["schema"]
+    if media_type == "application/json":
+        return _type(schema)
+    return f"`{media_type}` of {_type(schema)}" if "$ref" in schema else f"`{media_type}`"
 
 
 def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:

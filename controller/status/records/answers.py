@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ...api_tokens import Role
 from ...model.plan import PendingReplica
@@ -281,13 +281,16 @@ class StackPart(Document):
     haproxy_reachable: bool | None
 
 
+PartValue: TypeAlias = StackPart | PlanDocument | Service | EventDocument
+
+
 @dataclass(frozen=True, slots=True)
 class LivePart(Document):
     """A part of what a page shows, which is new or has changed. It replaces the part of this name."""
 
     part: str
     """stack, plan, service/<name> or event/<number>."""
-    value: StackPart | PlanDocument | Service | EventDocument | None
+    value: PartValue | None
     """null: there is no such part any more."""
 
 

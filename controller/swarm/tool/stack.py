@@ -23,7 +23,7 @@ PASSED_ON = (
     "NO_COLOR",
 )
 """What a shell asks for completions with, and what decides how things are shown."""
-WITH_A_FILE = ("backup", "restore")
+WITH_A_FILE = ("backup", "restore", "bundle")
 """The commands with a file of the user's."""
 LOOKS = ("status", "why", "gpus", "nodes", "routes", "plan", "revisions")
 """The commands that ask once and end (controller/tool/commands/look.py)."""

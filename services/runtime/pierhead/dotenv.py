@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pierhead.files import replace_file
 
+_NAME = re.compile(r"^[^\S\r\n]*(?:export[^\S\r\n]+)?([A-Za-z_][A-Za-z0-9_]*)[^\S\r\n]*[=:]", re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=~-]*")
 
 
@@ -27,6 +28,10 @@ class DotEnv:
         """The last value of a variable; None where there is none."""
         found = list(_line(name).finditer(self._text))
         return _value(found[-1]["value"]) if found else None
+
+    def values(self) -> dict[str, str]:
+        """Every variable with its last value."""
+        return {name: self.get(name) or "" for name in _NAME.findall(self._text)}
 
     def set(self, name: str, value: str) -> None:
         """Write a variable: in the place of its last line, else at the end."""
