@@ -30,12 +30,15 @@ def read_settings(place: str, text: str) -> dict[str, Any]:
     return found
 
 
-def node_settings(before: Mapping[str, Any], uuids: list[str], registry: str, *, has_toolkit: bool) -> dict[str, Any]:
-    """The engine's settings with what a Swarm needs; every other one stays."""
+def node_settings(
+    before: Mapping[str, Any], uuids: list[str] | None, registry: str, *, has_toolkit: bool
+) -> dict[str, Any]:
+    """The engine's settings with what a Swarm needs; every other one stays. `uuids`: None = the GPUs stay as well."""
     after = {**before, "live-restore": False}
-    if uuids:
-        others = [one for one in before.get(RESOURCES, []) if not one.startswith(f"{GPU_KIND}=")]
-        after[RESOURCES] = [*others, *(f"{GPU_KIND}={uuid}" for uuid in uuids)]
+    if uuids is not None:
+        others = [one for one in after.pop(RESOURCES, []) if not one.startswith(f"{GPU_KIND}=")]
+        if registered := [*others, *(f"{GPU_KIND}={uuid}" for uuid in uuids)]:
+            after[RESOURCES] = registered
     if uuids and has_toolkit:
         after["runtimes"] = {"nvidia": {"path": "nvidia-container-runtime"}, **before.get("runtimes", {})}
         after["default-runtime"] = "nvidia"

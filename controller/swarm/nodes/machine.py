@@ -76,8 +76,8 @@ class NodeMachine:
 
     # ------------------------------------------------------------------------------------------------------------ GPUs
 
-    def _gpus(self, named: str) -> list[str]:
-        """The UUIDs of this machine's GPUs, or those that are named. Raises InvalidRequest."""
+    def _gpus(self, named: str) -> list[str] | None:
+        """The UUIDs of this machine's GPUs, or those that are named; None = nothing says. Raises InvalidRequest."""
         if named:
             return [] if named == "none" else named.split(",")
         done = self.programs.read("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
@@ -86,7 +86,7 @@ class NodeMachine:
                 f"nvidia-smi does not list this machine's GPUs: {(done.output + done.errors).strip()} Repair it, or "
                 "take the machine in without them: --gpus none. Nothing was changed."
             )
-        return done.lines
+        return None if done.status == NOT_FOUND else done.lines
 
     def _has_toolkit(self, *, is_invented: bool) -> bool:
         """Raises InvalidRequest for one with which every container gets all GPUs, or none."""

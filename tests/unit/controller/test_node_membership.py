@@ -151,6 +151,17 @@ def test_a_machine_with_gpus_joins_and_keeps_its_other_settings() -> None:
     assert box.changes() == [], "a second time changes nothing"
 
 
+def test_a_machine_that_is_taken_in_without_its_gpus_registers_none_and_one_that_lists_none_keeps_them() -> None:
+    box = Box(with_gpus())
+    box.types(f"{JOIN}")
+    box.answers = {"engine-only": ""}
+    box.types(JOIN)
+    assert box.settings["node-generic-resources"] == ["NVIDIA-GPU=GPU-1", "NVIDIA-GPU=GPU-2"], "no nvidia-smi says so"
+    box.types(f"{JOIN} --gpus none")
+    assert "node-generic-resources" not in box.settings
+    assert box.steps == ["Restarting the Docker Engine"] * 2
+
+
 def test_a_machine_without_gpus_joins_while_its_containers_run(box: Box) -> None:
     box.running = 1
     box.types(f"join [fd00::1]:2377 {TOKEN}")
