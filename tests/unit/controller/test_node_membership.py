@@ -197,6 +197,15 @@ def test_a_join_that_was_interrupted_anywhere_is_finished_by_the_next_one(at: st
     assert (box.has_live_restore, box.state) == (False, "active")
 
 
+def test_a_join_by_a_name_is_repeated_as_one_by_an_address_is(box: Box) -> None:
+    box.listening = frozenset({"http://manager.lan:2377", "http://manager.lan:7946"})
+    box.addresses = {"manager.lan": ["fd00::1", "10.0.0.1"]}
+    join = JOIN.replace("10.0.0.1", "manager.lan")
+    assert box.types(join) == box.types(join) == "This machine, box, is a worker of the Swarm at manager.lan:2377."
+    box.addresses = {"manager.lan": ["fd00::1", "10.0.0.7"]}
+    assert "is in a Swarm already" in box.is_refused(join)
+
+
 def test_a_file_of_settings_is_replaced_whole_with_the_owner_and_mode_that_it_had(tmp_path: Path) -> None:
     place = tmp_path / "daemon.json"
     (tmp_path / "elsewhere.json").write_text("{}")
@@ -223,6 +232,7 @@ def test_a_file_of_settings_is_replaced_whole_with_the_owner_and_mode_that_it_ha
         (f"{JOIN} --gpus", {}, "--gpus needs a value."),
         (f"{JOIN} --gpu a", {}, "there is no option --gpu."),
         (JOIN, {"listening": frozenset()}, "the manager does not answer at 10.0.0.1, port 2377."),
+        (JOIN.replace("10.0.0.1", "unknown.lan"), {"state": "active"}, "is in a Swarm already"),
         (JOIN.replace(".1 ", ".7 "), {"state": "active"}, "is in a Swarm already, whose managers are 10.0.0.1:2377."),
         (JOIN, {"state": "error"}, "is in a Swarm whose managers it does not reach: error"),
         (JOIN, {"answers": with_gpus("")}, "has GPUs, and no NVIDIA Container Toolkit"),
