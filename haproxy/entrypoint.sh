@@ -10,6 +10,13 @@ config=/run/haproxy/haproxy.cfg
 # the controller.
 if [ -d /usr/local/lib/pierhead ]; then
   baked_in=/usr/local/etc/haproxy/edge.cfg
+  # What another stack has left here, before a `down` or of a former Swarm, would be wrong: the epochs of controllers begin
+  # again, and the addresses of replicas are others' now.
+  stack=$(cat /run/haproxy/stack 2>/dev/null || true)
+  if [ "$stack" != "${PIERHEAD_SERVICE_ID:-}" ]; then
+    [ -z "$stack" ] || rm -f "$config" /run/haproxy/keys.map
+    echo "${PIERHEAD_SERVICE_ID:-}" >/run/haproxy/stack
+  fi
   set -- -S /run/haproxy/master-look.sock,user,haproxy,group,haproxy,mode,600,level,user
   ( (while :; do python3 -m controller.swarm.edges.agent || sleep 1; done) &)
 fi

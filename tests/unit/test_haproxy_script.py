@@ -1,0 +1,65 @@
+"""haproxy/entrypoint.sh, with a stand-in for HAProxy: with which file one of many nodes starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness.imports import ROOT
+
+SCRIPT = (ROOT / "haproxy/entrypoint.sh").read_text()
+HAPROXY = '#!/bin/sh\nfor file; do :; done\n[ "$1" = -q ] || cp "$file" @@/started\n'
+AGENT = "#!/bin/sh\nexec sleep 60\n"
+BAKED_IN, KEPT = "no routes yet\n", "    set-var proc.pierhead_epoch int(9)\n    server web-1 10.0.1.9:80\n"
+
+
+class Edge:
+    """Runs the script, with the volume and what the image has in a directory of the test."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.volume = place, place / "run"
+        for directory in ("run", "bin", "local/lib/pierhead", "local/etc/haproxy"):
+            (place / directory).mkdir(parents=True)
+        (place / "local/etc/haproxy/edge.cfg").write_text(BAKED_IN)
+        for name, text in {"haproxy": HAPROXY, "python3": AGENT, "entrypoint": SCRIPT}.items():
+            file = place / "bin" / name
+            text = text.replace("/run/haproxy", "@@/run").replace("/usr/local", "@@/local").replace("@@", str(place))
+            file.write_text(text)
+            file.chmod(0o755)
+
+    def starts(self, service: str) -> str:
+        """The file that HAProxy starts with, as a task of that service of Swarm's."""
+        env = {"PATH": f"{self.place}/bin:{os.environ['PATH']}", "PIERHEAD_SERVICE_ID": service}
+        script = str(self.place / "bin" / "entrypoint")
+        with subprocess.Popen(["sh", script], env=env, start_new_session=True) as process:
+            try:
+                assert process.wait(60) == 0
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+        return (self.place / "started").read_text()
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Edge:
+    return Edge(tmp_path)
+
+
+def test_an_edge_starts_with_the_file_on_its_volume_unless_that_is_of_another_stack(edge: Edge) -> None:
+    """After `down` and `up`, or in another Swarm, epochs begin again, and addresses are those of other replicas."""
+    assert edge.starts("first") == BAKED_IN
+    for name, text in {"haproxy.cfg": KEPT, "keys.map": "secret shop\n"}.items():
+        (edge.volume / name).write_text(text)
+    assert (edge.starts("first"), (edge.volume / "keys.map").read_text()) == (KEPT, "secret shop\n")
+    assert (edge.starts("second"), (edge.volume / "keys.map").read_text()) == (BAKED_IN, "")
+    (edge.volume / "haproxy.cfg").write_text(KEPT)
+    assert edge.starts("second") == KEPT
+
+
+def test_a_file_of_a_former_build_stays(edge: Edge) -> None:
+    (edge.volume / "haproxy.cfg").write_text(KEPT)
+    assert edge.starts("first") == KEPT
+    assert edge.starts("second") == BAKED_IN
