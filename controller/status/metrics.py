@@ -16,6 +16,7 @@ from ..model.nodes import Quorum
 from ..model.plan import Outcome
 from ..model.spec import backend_name
 from ..model.world import HeldRequests
+from .nodes import edge_differences
 from .records.services import Service
 from .view import View
 
@@ -221,10 +222,9 @@ def _stack(view: View) -> Iterator[Metric]:
         "file",
         [(file, end - begin) for file, (begin, end) in sorted(view.client_certificates.items())],
     )
-    routing = view.observed.routing
     yield _gauge(
         "pierhead_edge_differs",
-        "1 while a node's HAProxy does not answer, or differs from the others.",
+        "1 while a node's HAProxy does not run, does not answer, or differs from the others.",
         "node",
-        [(node, bool(why)) for node, why in routing.edges.items()] if routing else [],
+        [(node, bool(why)) for node, why in edge_differences(view.observed).items()],
     )
