@@ -1,13 +1,18 @@
-"""haproxy/entrypoint.sh, with a stand-in for HAProxy: with which file one of many nodes starts."""
+"""haproxy/entrypoint.sh, with a stand-in for HAProxy: which file one of many nodes starts with. And Swarm's check."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.harness.imports import ROOT
 
@@ -63,3 +68,53 @@ def test_a_file_of_a_former_build_stays(edge: Edge) -> None:
     (edge.volume / "haproxy.cfg").write_text(KEPT)
     assert edge.starts("first") == KEPT
     assert edge.starts("second") == BAKED_IN
+
+
+@contextlib.contextmanager
+def flooded() -> Iterator[int]:
+    """A port at which as many connections wait for its program as may: the kernel does not answer further ones."""
+    with contextlib.ExitStack() as ends:
+        listener = ends.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # more than may wait
+            client = ends.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def answering(status: str) -> Iterator[int]:
+    """A port at which each request gets this."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        client.recv(1000)
+                        client.sendall(f"HTTP/1.0 {status}\r\n\r\n".encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def check(http: int, statistics: int) -> bool:
+    """What Swarm finds of a HAProxy with these ports. It allows 3 s; an attempt to connect may take minutes."""
+    service = yaml.safe_load((ROOT / "compose/swarm.yaml").read_text())["services"]["haproxy"]
+    command = service["healthcheck"]["test"][1:]
+    command[-1] = command[-1].replace("$$", "$").replace("8000", str(http)).replace("8404", str(statistics))
+    return subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+def test_swarm_replaces_a_haproxy_that_hangs_and_not_one_that_is_flooded() -> None:
+    with flooded() as full, answering("200 OK") as ok, answering("308 Permanent Redirect") as redirects:
+        assert check(ok, full)
+        assert check(redirects, full)
+        assert check(full, ok)
+        assert not check(full, full)
