@@ -14,12 +14,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controller.routing.haproxy_config import render
+from controller.routing.haproxy_text import ServerLine, with_epoch, with_servers
+from tests.harness.edge import service
 from tests.harness.imports import ROOT
 
 SCRIPT = (ROOT / "haproxy/entrypoint.sh").read_text()
 HAPROXY = '#!/bin/sh\nfor file; do :; done\n[ "$1" = -q ] || cp "$file" @@/started\n'
 AGENT = "#!/bin/sh\nexec sleep 60\n"
-BAKED_IN, KEPT = "no routes yet\n", "    set-var proc.pierhead_epoch int(9)\n    server web-1 10.0.1.9:80\n"
+BAKED_IN = "no routes yet\n"
+KEPT = with_servers(
+    with_epoch(render([service("web")], is_remote=True), 9), [ServerLine("svc_web", "shop-web-1", "10.0.1.9:80", 1)]
+)
 
 
 class Edge:
@@ -27,17 +33,19 @@ class Edge:
 
     def __init__(self, place: Path) -> None:
         self.place, self.volume = place, place / "run"
-        for directory in ("run", "bin", "local/lib/pierhead", "local/etc/haproxy"):
+        for directory in ("run", "bin", "boot", "local/lib/pierhead", "local/etc/haproxy"):
             (place / directory).mkdir(parents=True)
         (place / "local/etc/haproxy/edge.cfg").write_text(BAKED_IN)
         for name, text in {"haproxy": HAPROXY, "python3": AGENT, "entrypoint": SCRIPT}.items():
             file = place / "bin" / name
-            text = text.replace("/run/haproxy", "@@/run").replace("/usr/local", "@@/local").replace("@@", str(place))
-            file.write_text(text)
+            for path, own in {"/run/haproxy": "run", "/usr/local": "local", "/proc/sys/kernel/random": "boot"}.items():
+                text = text.replace(path, str(place / own))
+            file.write_text(text.replace("@@", str(place)))
             file.chmod(0o755)
 
-    def starts(self, service: str) -> str:
-        """The file that HAProxy starts with, as a task of that service of Swarm's."""
+    def starts(self, service: str, boot: str = "1") -> str:
+        """The file that HAProxy starts with, as a task of that service of Swarm's, after that start of the machine."""
+        (self.place / "boot" / "boot_id").write_text(f"{boot}\n")
         env = {"PATH": f"{self.place}/bin:{os.environ['PATH']}", "PIERHEAD_SERVICE_ID": service}
         script = str(self.place / "bin" / "entrypoint")
         with subprocess.Popen(["sh", script], env=env, start_new_session=True) as process:
@@ -68,6 +76,17 @@ def test_a_file_of_a_former_build_stays(edge: Edge) -> None:
     (edge.volume / "haproxy.cfg").write_text(KEPT)
     assert edge.starts("first") == KEPT
     assert edge.starts("second") == BAKED_IN
+
+
+def test_after_a_start_of_the_machine_requests_wait_until_the_controller_has_set_the_servers(edge: Edge) -> None:
+    """Swarm has given replicas other addresses, and those in the file perhaps to replicas of other services."""
+    (edge.volume / "haproxy.cfg").write_text(KEPT)
+    assert edge.starts("first", "1") == KEPT
+    assert edge.starts("first", "2") == with_servers(KEPT, []) != KEPT
+    (edge.volume / "haproxy.cfg").write_text(KEPT)
+    assert edge.starts("first", "2") == KEPT
+    (edge.volume / "haproxy.cfg").unlink()
+    assert edge.starts("first", "3") == BAKED_IN
 
 
 @contextlib.contextmanager
