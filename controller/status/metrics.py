@@ -178,9 +178,11 @@ def _gpu_memory(view: View) -> Iterator[Metric]:
 
 
 def _nodes(view: View) -> Iterator[Metric]:
-    ready = GaugeMetricFamily("pierhead_node_ready", "1 while the node is ready.", labels=["node", "role"])
+    labels = ["node", "role", "availability"]
+    ready = GaugeMetricFamily("pierhead_node_ready", "1 while the node is ready.", labels=labels)
     for node in view.nodes:
-        ready.add_metric([node.name, "worker" if node.role == "worker" else "manager"], float(node.state == "ready"))
+        role = "worker" if node.role == "worker" else "manager"
+        ready.add_metric([node.name, role, node.availability], float(node.state == "ready"))
     yield ready
     replicas = [(node.name, node.replicas) for node in view.nodes]
     yield _gauge("pierhead_node_replicas", "Replicas on the node.", "node", replicas)

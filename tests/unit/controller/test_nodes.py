@@ -43,6 +43,7 @@ from controller.model.world import (
 from controller.observe.node_losses import DOWN_S, FORGOTTEN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
 from controller.status.metrics import ControllerMetrics
+from controller.status.nodes import node_rows
 from controller.status.records.services import Nodes, NodeStatus
 from controller.status.view import View, notices
 from controller.tool.wait import DrainWait, TargetMovedError
@@ -99,6 +100,17 @@ def text(spec: ServiceSpec, target: int, world: Observed) -> str:
 ONE, TWO, THREE = (replica(WEB, number, node=name) for number, name in ((1, "n1"), (2, "n3"), (3, "n2")))
 INSTEAD = "in place of one on node n3, which leaves"
 STAYS = "pending ranker: it asks for 1 GPU and 0 of 6 are free: 6 held by ranker"
+
+
+def test_a_node_that_was_drained_is_told_from_a_lost_one() -> None:
+    world = observed(specs=(WEB,), nodes=nodes(n2={"state": "down"}, n3={"state": "down", "availability": "drain"}))
+    view = View(NOW, "p", desired(WEB), world, nodes=node_rows(world, Plan()))
+    page = ControllerMetrics(lambda: view).page().decode()
+    assert re.findall(r"^pierhead_node_ready\{(.*)\} (.*)$", page, re.MULTILINE) == [
+        ('availability="active",node="n1",role="worker"', "1.0"),
+        ('availability="active",node="n2",role="worker"', "0.0"),
+        ('availability="drained",node="n3",role="worker"', "0.0"),
+    ]
 
 
 SILENT = "the HAProxy of n2: it does not answer"
