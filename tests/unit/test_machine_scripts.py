@@ -170,7 +170,11 @@ def test_an_engine_that_is_installed_gets_settings_with_which_published_ports_ou
     machine.has("id", "echo 1000")
     machine.has("apt-cache", "echo '  Candidate: 28.2.2-0ubuntu1'")
     machine.has("docker", f"[ -e '{there}' ] || exit 1\n{HEALTHY_ENGINE}")
-    machine.has("sudo", f"case \"$*\" in tee*) cat >\"$2\" ;; *' install '*) echo >'{there}' ;; esac")
+    moves = f'mv*) {shutil.which("mv")} "$2" "$3" ;;'
+    sudo = f"case \"$*\" in tee*) cat >\"$2\" ;; {moves} *' install '*) echo >'{there}' ;; esac"
+    machine.has("sudo", f'case $1 in tee) : >"$2"; exit 130 ;; esac\n{sudo}')
+    assert machine.run("engine.sh", PIERHEAD_ENGINE_SETTINGS=str(settings)).returncode, "it is interrupted"
+    machine.has("sudo", sudo)
     result = machine.run("engine.sh", PIERHEAD_ENGINE_SETTINGS=str(settings))
     assert result.returncode == 0, result.stderr
     assert "No Docker Engine here. Installing from the packages of Ubuntu 24.04: docker.io " in result.stdout
