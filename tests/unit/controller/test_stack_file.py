@@ -319,7 +319,7 @@ class RunningStack(docker.APIClient):
     def __init__(self, secrets: dict[str, str]) -> None:
         super().__init__(version="1.44")
         files = [{"File": {"Name": f"/run/secrets/{key}"}, "SecretName": name} for key, name in secrets.items()]
-        self._spec = {"Labels": {}, "TaskTemplate": {"ContainerSpec": {"Secrets": files}}}
+        self._spec: dict[str, Any] = {"Labels": {}, "TaskTemplate": {"ContainerSpec": {"Secrets": files}}}
         self._secrets = [{"Spec": {"Name": name, "Labels": {}}} for name in secrets.values()]
 
     def services(self, filters: Any = None, status: Any = None) -> list[dict[str, Any]]:
