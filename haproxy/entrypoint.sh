@@ -10,6 +10,18 @@ config=/run/haproxy/haproxy.cfg
 # the controller.
 if [ -d /usr/local/lib/pierhead ]; then
   baked_in=/usr/local/etc/haproxy/edge.cfg
+  # What another stack has left here, before a `down` or of a former Swarm, would be wrong: the epochs of controllers begin
+  # again, and the addresses of replicas are others' now. After a start of the machine the addresses may be those of other
+  # services' replicas, which pass the checks as well: requests wait until the controller has set the servers.
+  now="${PIERHEAD_SERVICE_ID:-} $(cat /proc/sys/kernel/random/boot_id)"
+  before=$(cat /run/haproxy/begun 2>/dev/null || echo "$now")
+  if [ "${before% *}" != "${now% *}" ]; then
+    rm -f "$config" /run/haproxy/keys.map
+  elif [ "$before" != "$now" ] && [ -e "$config" ]; then
+    awk '$1 == "backend" {is_service = $2 ~ /^svc_/} !(is_service && $1 == "server" && $2 != "hold")' "$config" >"$config.new"
+    mv -f "$config.new" "$config"
+  fi
+  echo "$now" >/run/haproxy/begun
   set -- -S /run/haproxy/master-look.sock,user,haproxy,group,haproxy,mode,600,level,user
   ( (while :; do python3 -m controller.swarm.edges.agent || sleep 1; done) &)
 fi

@@ -153,7 +153,7 @@ END
 write_engine_settings() {
   [ ! -e "$ENGINE_SETTINGS" ] || return 0
   as_root mkdir -p "$(dirname "$ENGINE_SETTINGS")"
-  as_root tee "$ENGINE_SETTINGS" >/dev/null <<'END'
+  as_root tee "$ENGINE_SETTINGS.new" >/dev/null <<'END'
 {
   "features": {"cdi": true},
   "live-restore": true,
@@ -162,6 +162,7 @@ write_engine_settings() {
   "log-opts": {"max-size": "10m", "max-file": "3"}
 }
 END
+  as_root mv "$ENGINE_SETTINGS.new" "$ENGINE_SETTINGS"
 }
 
 # --- starting ------------------------------------------------------------------------------------------------------

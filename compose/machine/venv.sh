@@ -28,11 +28,12 @@ main() {
   fi
   step "Installing Python packages" install_packages || give_up "the packages of uv.lock could not be installed."
   cp uv.lock .venv/uv.lock
-  [ "${1:-}" = packages ] || has_torch || step "Installing $TORCH" install_cpu_torch "$PYTHON" "$TORCH" || give_up "$TORCH could not be installed."
+  [ "${1:-}" = packages ] || has_package torch || step "Installing $TORCH" install_cpu_torch "$PYTHON" "$TORCH" || give_up "$TORCH could not be installed."
 }
 
+# One whose making was interrupted has Python already, and perhaps no pip.
 make_environment() {
-  if "$PYTHON" -c '' 2>/dev/null; then return; fi
+  if "$PYTHON" -c '' 2>/dev/null && { has_uv || has_package pip; }; then return; fi
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     refuse "Python 3.11 or newer is needed, and python3 is $(python3 --version 2>/dev/null || echo missing)." \
       "Install it (Debian, Ubuntu: apt-get install python3 python3-venv) and repeat."
@@ -58,6 +59,6 @@ install_tool() {
   uv sync --frozen --inexact --no-dev --python "$PYTHON"
 }
 
-has_torch() { "$PYTHON" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; }
+has_package() { "$PYTHON" -c 'import sys; from importlib.metadata import version; version(sys.argv[1])' "$1" 2>/dev/null; }
 
 main "$@"

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+from ..desired.revisions import latest_time
 from ..engines.docker import SOCKET, DockerEngine
 from ..engines.gpu_discovery import GpuSources
 from ..engines.sockets import SocketDirectory
@@ -59,7 +60,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     router=router,
                     source=ComposeProject.from_environment(os.environ),
                     store=store,
-                    clock=SteadyClock(store.latest_at),
+                    clock=SteadyClock(max(store.latest_at, latest_time(store.rollouts.values()))),
                     gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
                     api_socket=api_socket,
                     publish=sockets.publish,

@@ -89,6 +89,13 @@ def state_of(text: str | None) -> ServiceRollout:
         return ServiceRollout()
 
 
+def latest_time(texts: Iterable[str]) -> float:
+    """The latest time in stored states that a deadline counts from; 0 without deadlines."""
+    states = [state_of(text) for text in texts]
+    times = [time for state in states if (one := state.rollout) for time in (one.since, one.stuck_since)]
+    return max((time for time in (*times, *(state.tried_since for state in states)) if time), default=0.0)
+
+
 # ----------------------------------------------------------------------------------------------------
 # The differences between two versions of a service, one line each.
 

@@ -16,6 +16,7 @@ from ..model.nodes import Quorum
 from ..model.plan import Outcome
 from ..model.spec import backend_name
 from ..model.world import HeldRequests
+from .nodes import edge_differences
 from .records.services import Service
 from .view import View
 
@@ -177,9 +178,11 @@ def _gpu_memory(view: View) -> Iterator[Metric]:
 
 
 def _nodes(view: View) -> Iterator[Metric]:
-    ready = GaugeMetricFamily("pierhead_node_ready", "1 while the node is ready.", labels=["node", "role"])
+    labels = ["node", "role", "availability"]
+    ready = GaugeMetricFamily("pierhead_node_ready", "1 while the node is ready.", labels=labels)
     for node in view.nodes:
-        ready.add_metric([node.name, "worker" if node.role == "worker" else "manager"], float(node.state == "ready"))
+        role = "worker" if node.role == "worker" else "manager"
+        ready.add_metric([node.name, role, node.availability], float(node.state == "ready"))
     yield ready
     replicas = [(node.name, node.replicas) for node in view.nodes]
     yield _gauge("pierhead_node_replicas", "Replicas on the node.", "node", replicas)
@@ -221,10 +224,9 @@ def _stack(view: View) -> Iterator[Metric]:
         "file",
         [(file, end - begin) for file, (begin, end) in sorted(view.client_certificates.items())],
     )
-    routing = view.observed.routing
     yield _gauge(
         "pierhead_edge_differs",
-        "1 while a node's HAProxy does not answer, or differs from the others.",
+        "1 while a node's HAProxy does not run, does not answer, or differs from the others.",
         "node",
-        [(node, bool(why)) for node, why in routing.edges.items()] if routing else [],
+        [(node, bool(why)) for node, why in edge_differences(view.observed).items()],
     )

@@ -50,6 +50,14 @@ def node_rows(observed: Observed, plan: Plan) -> tuple[NodeStatus, ...]:
     return tuple(rows)
 
 
+def edge_differences(observed: Observed) -> Mapping[str, str]:
+    """Return, by node, why its HAProxy differs from the others, or that none runs there; "" = it is as they are."""
+    edges = observed.routing.edges if observed.routing else {}
+    wanted = [one.name for one in observed.nodes if edges and one.state == "ready" and one.availability != "drain"]
+    words = "it does not run, so the node takes no requests; `docker node ps {}` says why"
+    return {**edges, **{name: words.format(name) for name in wanted if name not in edges}}
+
+
 def node_notices(observed: Observed) -> Iterator[str]:
     """Yield what is wrong with the nodes together, and which are down."""
     if observed.brake:

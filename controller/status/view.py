@@ -15,7 +15,7 @@ from ..model.reports import RolloutStatus
 from ..model.spec import slot_words
 from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuBudget
-from .nodes import node_notices
+from .nodes import edge_differences, node_notices
 from .reasons import refusal_words, refused_action
 from .records.answers import Target
 from .records.services import GpuSlotUse, GpuUse, NodeStatus, Service
@@ -80,8 +80,7 @@ def notices(observed: Observed, refusals: Iterable[Refusal], unseen: str, now: f
         found.append(f"{observed.router_problem}; nothing can be added to HAProxy or taken from it until this is over")
     elif observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
-    edges = observed.routing.edges if observed.routing else {}
-    found += [f"the HAProxy of {node}: {why}" for node, why in edges.items() if why]
+    found += [f"the HAProxy of {node}: {why}" for node, why in edge_differences(observed).items() if why]
     for uuid, reason in sorted(observed.gpu_faults.items()):
         found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")
     found += node_notices(observed)

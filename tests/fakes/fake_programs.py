@@ -29,6 +29,8 @@ class FakePrograms(Programs):
     """Of each step, and of each program that prints in its place."""
     foreign: frozenset[str] = frozenset({"10.99.99.99"})
     """Addresses that this machine does not have."""
+    addresses: Mapping[str, list[str]] = field(default_factory=dict)
+    """By host name; one that is none has itself."""
     given: dict[str, str] = field(default_factory=dict)
     """What each call read, by its words."""
 
@@ -74,6 +76,9 @@ class FakePrograms(Programs):
 
     def listens(self, address: str) -> bool:
         return address in self.listening
+
+    def addresses_of(self, host: str) -> list[str]:
+        return self.addresses.get(host, [host])
 
     def has_address(self, host: str) -> bool:
         return host not in self.foreign

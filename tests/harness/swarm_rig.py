@@ -90,7 +90,6 @@ class Node:
             *("run", "--detach", "--privileged", "--name", self.container, "--hostname", self.name, *self._rig.labels),
             *("--network", self._rig.name, "--ip", self.ip, "--tmpfs", "/run"),
             *("--volume", f"{self.container}:/var/lib/docker", "--volume", f"{self.directory}:/rig"),
-            *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json"),
             *("--volume", f"{ROOT}:{ROOT}:ro", *_python(), *init, self._rig.image, *command),
         )
 

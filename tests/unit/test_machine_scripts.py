@@ -170,7 +170,11 @@ def test_an_engine_that_is_installed_gets_settings_with_which_published_ports_ou
     machine.has("id", "echo 1000")
     machine.has("apt-cache", "echo '  Candidate: 28.2.2-0ubuntu1'")
     machine.has("docker", f"[ -e '{there}' ] || exit 1\n{HEALTHY_ENGINE}")
-    machine.has("sudo", f"case \"$*\" in tee*) cat >\"$2\" ;; *' install '*) echo >'{there}' ;; esac")
+    moves = f'mv*) {shutil.which("mv")} "$2" "$3" ;;'
+    sudo = f"case \"$*\" in tee*) cat >\"$2\" ;; {moves} *' install '*) echo >'{there}' ;; esac"
+    machine.has("sudo", f'case $1 in tee) : >"$2"; exit 130 ;; esac\n{sudo}')
+    assert machine.run("engine.sh", PIERHEAD_ENGINE_SETTINGS=str(settings)).returncode, "it is interrupted"
+    machine.has("sudo", sudo)
     result = machine.run("engine.sh", PIERHEAD_ENGINE_SETTINGS=str(settings))
     assert result.returncode == 0, result.stderr
     assert "No Docker Engine here. Installing from the packages of Ubuntu 24.04: docker.io " in result.stdout
@@ -255,3 +259,30 @@ def test_make_help_lists_every_target() -> None:
     assert targets == set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"^  make (\S+)", shown, flags=re.MULTILINE)) == targets
+
+
+# --------------------------------------------------------------------------------------------- the Python environment
+
+PYTHON_OF_VENV = """case "$*" in
+  *' pip' | '-m pip '*) [ -e .venv/pip ] && echo >.venv/uv ;;
+  '-m uv '*) [ -e .venv/uv ] ;;
+esac"""
+
+
+@pytest.mark.parametrize("has_own_uv", [False, True])
+def test_an_environment_whose_making_was_interrupted_is_made_again(machine: Machine, has_own_uv: bool) -> None:
+    """Python is there before pip, with which uv is installed; a uv of the machine needs none."""
+    clone = machine.directory / "clone"
+    shutil.copytree(MACHINE, clone / "compose" / "machine")
+    (clone / "uv.lock").write_text("")
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    machine.has("python", PYTHON_OF_VENV)
+    shutil.copy(machine.programs / "python", clone / ".venv" / "bin")
+    machine.has("python3", 'case "$*" in *" venv --clear .venv") echo >.venv/pip ;; esac')
+    machine.has("cp", f'exec {shutil.which("cp")} "$@"')
+    if has_own_uv:
+        machine.has("uv")
+    for _ in range(2):
+        result = machine.run(str(clone / "compose" / "machine" / "venv.sh"), "tool")
+        assert result.returncode == 0, result.stderr
+        assert len(machine.calls("python3 -m venv")) == (0 if has_own_uv else 1)

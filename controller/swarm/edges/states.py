@@ -18,8 +18,11 @@ DISAGREE = 0
 
 Place = tuple[str, str]
 """Backend and server."""
-_Count = tuple[int, int]
-"""Answers, and errors among them."""
+_Count = tuple[int, ...]
+"""Answers, and errors among them; of a waiting room, what it held by how that ended."""
+ENDINGS = ("served", "expired", "left", "refused")
+ROOM = ""
+"""In the place of a server's name: the backend's waiting room."""
 
 
 def hash_in_force(states: Iterable[RoutingState], published: str) -> str:
@@ -137,36 +140,54 @@ def _takes(mine: Server | None, server: Server) -> bool:
 
 
 class Counts:
-    """Answers and errors of each server at all edges, which never go down while the server exists.
+    """Answers and errors of each server at all edges, and how the waits of each backend ended. They never go down while
+    that exists.
 
     An edge that restarts counts from 0, and one that is away is not in the sum: what it had counted is kept.
     """
 
     def __init__(self) -> None:
         self._last: dict[Place, dict[str, _Count]] = {}
-        """By server and edge."""
+        """By server or room, and edge."""
         self._kept: dict[Place, _Count] = {}
-        """What was counted before restarts, by server."""
+        """What was counted before restarts, by server or room."""
 
     def added_up(self, states: Mapping[str, RoutingState], whole: RoutingState) -> RoutingState:
-        """The whole with every answer ever counted."""
-        for place in self._last.keys() - whole.by_place.keys():
+        """The whole with everything that was ever counted."""
+        rooms = {(backend, ROOM) for backend in whole.backends | whole.held.keys()}
+        for place in self._last.keys() - whole.by_place.keys() - rooms:
             del self._last[place]
             self._kept.pop(place, None)
         for edge, state in states.items():
             for server in state.servers:
                 self._note(edge, (server.backend, server.name), (server.answered, server.errors))
-        return replace(whole, servers=tuple(self._counted(server) for server in whole.servers))
+            for backend, held in state.held.items():
+                self._note(edge, (backend, ROOM), tuple(getattr(held, ending) for ending in ENDINGS))
+        return replace(
+            whole,
+            servers=tuple(self._counted(server) for server in whole.servers),
+            held={backend: self._held(backend, whole) for backend, name in self._last if name == ROOM},
+        )
 
     def _note(self, edge: str, place: Place, now: _Count) -> None:
         at_edges = self._last.setdefault(place, {})
-        last = at_edges.get(edge, (0, 0))
-        if now[0] < last[0] or now[1] < last[1]:
-            kept = self._kept.get(place, (0, 0))
-            self._kept[place] = kept[0] + last[0], kept[1] + last[1]
+        last = at_edges.get(edge, now)
+        if any(count < before for count, before in zip(now, last, strict=True)):
+            self._kept[place] = _sums(last, self._kept.get(place, (0,) * len(now)))
         at_edges[edge] = now
 
+    def _sum(self, place: Place) -> _Count:
+        counts = self._last[place].values()
+        return _sums(*counts, *([self._kept[place]] if place in self._kept else []))
+
     def _counted(self, server: Server) -> Server:
-        place = (server.backend, server.name)
-        counts = [*self._last[place].values(), self._kept.get(place, (0, 0))]
-        return replace(server, answered=sum(one[0] for one in counts), errors=sum(one[1] for one in counts))
+        answered, errors = self._sum((server.backend, server.name))
+        return replace(server, answered=answered, errors=errors)
+
+    def _held(self, backend: str, whole: RoutingState) -> HeldRequests:
+        now = whole.held.get(backend, HeldRequests()).now
+        return HeldRequests(now, **dict(zip(ENDINGS, self._sum((backend, ROOM)), strict=True)))
+
+
+def _sums(*counts: _Count) -> _Count:
+    return tuple(map(sum, zip(*counts, strict=True)))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ..names import STACK_LABEL
+
 GPU_KIND = "NVIDIA-GPU"
 """The name under which nodes list their GPUs (`node-generic-resources` in daemon.json): NVIDIA's runtime reads it."""
 STOPPED_LABEL = "pierhead.stopped"
@@ -136,6 +138,11 @@ def _mount(mount: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in mount.items() if key != "Consistency" and value is not None}
     if options := kept.pop("BindOptions", None):
         kept["BindOptions"] = {key: value for key, value in options.items() if key != "CreateMountpoint"}
+    labels = (kept.get("VolumeOptions") or {}).get("Labels") or {}
+    if project := labels.get("com.docker.compose.project"):
+        # With Compose's labels, a project of that name on the node itself would take the volume for its own.
+        users = {key: value for key, value in labels.items() if not key.startswith("com.docker.compose.")}
+        kept["VolumeOptions"] = {**kept["VolumeOptions"], "Labels": {**users, STACK_LABEL: project}}
     return kept
 
 

@@ -6,10 +6,11 @@ import ipaddress
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ...errors import InvalidRequest
+from ..names import Json
 
 GPU_KIND = "NVIDIA-GPU"
 SWARM_RESOURCE = f'swarm-resource = "DOCKER_RESOURCE_{GPU_KIND}"'
@@ -30,12 +31,13 @@ def read_settings(place: str, text: str) -> dict[str, Any]:
     return found
 
 
-def node_settings(before: Mapping[str, Any], uuids: list[str], registry: str, *, has_toolkit: bool) -> dict[str, Any]:
-    """The engine's settings with what a Swarm needs; every other one stays."""
+def node_settings(before: Json, uuids: list[str] | None, registry: str, *, has_toolkit: bool) -> dict[str, Any]:
+    """The engine's settings with what a Swarm needs; every other one stays. `uuids`: None = the GPUs stay as well."""
     after = {**before, "live-restore": False}
-    if uuids:
-        others = [one for one in before.get(RESOURCES, []) if not one.startswith(f"{GPU_KIND}=")]
-        after[RESOURCES] = [*others, *(f"{GPU_KIND}={uuid}" for uuid in uuids)]
+    if uuids is not None:
+        others = [one for one in after.pop(RESOURCES, []) if not one.startswith(f"{GPU_KIND}=")]
+        if registered := [*others, *(f"{GPU_KIND}={uuid}" for uuid in uuids)]:
+            after[RESOURCES] = registered
     if uuids and has_toolkit:
         after["runtimes"] = {"nvidia": {"path": "nvidia-container-runtime"}, **before.get("runtimes", {})}
         after["default-runtime"] = "nvidia"
@@ -45,9 +47,10 @@ def node_settings(before: Mapping[str, Any], uuids: list[str], registry: str, *,
     return after
 
 
-def needs_restart(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """The engine reads its list of resources only when it starts."""
-    return before.get(RESOURCES) != after.get(RESOURCES)
+def needs_restart(info: Json, uuids: list[str] | None) -> bool:
+    """The engine reads its list of resources only when it starts. `info`: what it says about itself."""
+    named = [one.get("NamedResourceSpec") or {} for one in info.get("GenericResources") or ()]
+    return uuids is not None and {one["Value"] for one in named if one.get("Kind") == GPU_KIND} != {*uuids}
 
 
 def toolkit_settings(before: str) -> str:

@@ -21,6 +21,12 @@ ENGINE_SETTINGS = "/etc/docker/daemon.json"
 ENGINE_PID = "/var/run/docker.pid"
 TOOLKIT = "nvidia-container-runtime"
 TOOLKIT_SETTINGS = f"/etc/{TOOLKIT}/config.toml"
+READ = '[ ! -e "$0" ] || cat "$0"'
+WRITE = (
+    'to=$(readlink -f "$0") && new=$to.new && { [ ! -e "$to" ] || cp -p "$to" "$new"; } && cat > "$new" && '
+    'mv -f "$new" "$to"'
+)
+"""In `sh`, with a file's place. An interrupted one leaves the former file, and a new one has its owner and mode."""
 
 
 @dataclass
@@ -53,8 +59,9 @@ class NodeMachine:
         self._become_root()
         before = read_settings(ENGINE_SETTINGS, self._text(ENGINE_SETTINGS))
         after = node_settings(before, uuids, registry, has_toolkit=has_toolkit)
-        restarts = needs_restart(before, after)
-        running = self.info().get("ContainersRunning") if restarts and not options.restart else 0
+        info = self.info()
+        restarts = needs_restart(info, uuids)
+        running = info.get("ContainersRunning") if restarts and not options.restart else 0
         if running:
             raise InvalidRequest(
                 f"the engine has to be restarted for its list of GPUs, and that ends the containers that run here: "
@@ -66,7 +73,7 @@ class NodeMachine:
         self._write(ENGINE_SETTINGS, json.dumps(before), json.dumps(after, indent=2) + "\n" if after != before else "")
         if restarts:
             self._restart()
-        elif after != before:
+        else:  # also where the settings are right: a command that was interrupted has not had them read
             self._signal("HUP")
         self._wait(
             lambda: self.info().get("LiveRestoreEnabled") is False,
@@ -76,8 +83,8 @@ class NodeMachine:
 
     # ------------------------------------------------------------------------------------------------------------ GPUs
 
-    def _gpus(self, named: str) -> list[str]:
-        """The UUIDs of this machine's GPUs, or those that are named. Raises InvalidRequest."""
+    def _gpus(self, named: str) -> list[str] | None:
+        """The UUIDs of this machine's GPUs, or those that are named; None = nothing says. Raises InvalidRequest."""
         if named:
             return [] if named == "none" else named.split(",")
         done = self.programs.read("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
@@ -86,7 +93,7 @@ class NodeMachine:
                 f"nvidia-smi does not list this machine's GPUs: {(done.output + done.errors).strip()} Repair it, or "
                 "take the machine in without them: --gpus none. Nothing was changed."
             )
-        return done.lines
+        return None if done.status == NOT_FOUND else done.lines
 
     def _has_toolkit(self, *, is_invented: bool) -> bool:
         """Raises InvalidRequest for one with which every container gets all GPUs, or none."""
@@ -148,12 +155,12 @@ class NodeMachine:
 
     def _text(self, place: str) -> str:
         """Of a file that only root may read; empty where there is none."""
-        return self._as_root("sh", "-c", '[ ! -e "$0" ] || cat "$0"', place)
+        return self._as_root("sh", "-c", READ, place)
 
     def _write(self, place: str, before: str, after: str) -> None:
         if after and after != before:
             self._as_root("mkdir", "-p", str(Path(place).parent))
-            self._as_root("tee", place, given=after)
+            self._as_root("sh", "-c", WRITE, place, given=after)
 
     def _as_root(self, *words: str, given: str = "") -> str:
         done = self.programs.read(*self._become_root(), *words, given=given)

@@ -78,7 +78,7 @@ class Membership:
                 "the command."
             )
         self.machine.start_engine()
-        self._refuse_unusable_membership(lambda: address in self._managers)
+        self._refuse_unusable_membership(lambda: self._is_of_a_manager(address))
         if self._state == "inactive":
             self._refuse_unreachable(address)
         self.machine.prepare(self.options, self.options.registry)
@@ -124,6 +124,12 @@ class Membership:
     @property
     def _managers(self) -> list[str]:
         return [one["Addr"] for one in self._swarm("RemoteManagers")]
+
+    def _is_of_a_manager(self, address: str) -> bool:
+        """Also where it has the name of a host: the engine knows managers by their IP addresses."""
+        host, _, port = address.rpartition(":")
+        found = self.machine.programs.addresses_of(host.strip("[]"))
+        return any((f"[{one}]:{port}" if ":" in one else f"{one}:{port}") in self._managers for one in found)
 
     def _own_registry(self) -> str:
         """Of the stack, on the node that `up` has put it on, else on this one."""

@@ -58,7 +58,7 @@ class SwarmStack:
             project=stack.name,
             clone=str(root),
             registry=stack.setting("PIERHEAD_REGISTRY"),
-            profiles=tuple(filter(None, stack.profiles.split(","))),
+            profiles=tuple(self._compose.profiles),
             http_port=int(stack.setting("PIERHEAD_HTTP_PORT", "8000")),
             grpc_port=int(stack.setting("PIERHEAD_GRPC_PORT", "9000")),
             https_port=int(stack.setting("PIERHEAD_HTTPS_PORT", "8443")) if stack.has_tls else 0,
@@ -113,9 +113,14 @@ class SwarmStack:
             f"{stack.typed('build', 'up')}"
         )
 
+    @property
+    def _compose(self) -> Compose:
+        """With the profile of the stack's own registry, where it is asked for."""
+        return Compose(self.stack).having(COMPOSE_PROFILES=self.stack.profiles)
+
     def _resolved_files(self) -> str:
         """What Compose makes of all files, with the services of all profiles. Raises InvalidRequest."""
-        compose = Compose(self.stack).having(COMPOSE_PROFILES=self.stack.profiles)
+        compose = self._compose
         done = compose.read("--profile", "*", "config")
         if done.status:
             shown = compose.files.replace(":", ", ")

@@ -7,10 +7,11 @@ import secrets as random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 from docker import APIClient
 
 from ...errors import EngineError, InvalidRequest, SpecError
@@ -109,6 +110,11 @@ class Up:
             raise InvalidRequest(
                 f"the nodes do not have the public keys in {self._settings.jwt_dir}, which services with auth: jwt "
                 "need: `pierhead up` gives them these, and rolls out the files"
+            )
+        if self._settings.registry == "here" and _place_of_registry(self._swarm) is None:
+            raise InvalidRequest(
+                "no node of the Swarm has the stack's registry: `pierhead up` starts it on this one, and pushes every "
+                "image there"
             )
         self._keep_files()
         await self._store(self._push())
@@ -269,10 +275,12 @@ def _this_node(client: APIClient) -> tuple[str, str]:
 
 
 def _place_of_registry(swarm: Swarm) -> tuple[str, str] | None:
-    """(id, address) of the node that has the stack's registry; None where there is none."""
+    """(id, address) of the node that has the stack's registry; None where there is none, or its node was removed."""
     service = swarm.service("registry")
     if service is None:
         return None
     constraint = service["Spec"]["TaskTemplate"]["Placement"]["Constraints"][0]
     node = constraint.partition("==")[2].strip()
-    return node, node_address(swarm.client.inspect_node(node))
+    with suppress(docker.errors.NotFound):
+        return node, node_address(swarm.client.inspect_node(node))
+    return None

@@ -13,8 +13,6 @@ DONE_S = 60.0
 IN_USE_S = 30.0
 """By containers that have just ended."""
 SOCKET = "/var/run/docker.sock"
-LABELS = (STACK_LABEL, "com.docker.compose.project")
-"""Of the volumes of the stack's services, and of those that replicas made."""
 # In HAProxy's image, which every node has: it has Python and no more.
 PROGRAM = f"""
 import http.client, json, socket, sys, time, urllib.parse
@@ -30,7 +28,7 @@ def volumes(label):
     query = urllib.parse.quote(json.dumps({{"label": [label]}}))
     return [volume["Name"] for volume in ask("GET", "/volumes?filters=" + query)["Volumes"] or []]
 until = time.monotonic() + {IN_USE_S}
-while left := [name for label in sys.argv[1:] for name in volumes(label)]:
+while left := volumes(sys.argv[1]):
     told = [ask("DELETE", "/volumes/" + name) for name in left]
     if time.monotonic() > until:
         sys.exit(str(told))
@@ -61,7 +59,7 @@ def _is_done(swarm: Swarm, name: str) -> bool:
 def _job(project: str, name: str, image: str) -> dict[str, Any]:
     container = {
         "Image": image,
-        "Command": ["python3", "-c", PROGRAM, *(f"{label}={project}" for label in LABELS)],
+        "Command": ["python3", "-c", PROGRAM, f"{STACK_LABEL}={project}"],
         "Healthcheck": {"Test": ["NONE"]},
         "Mounts": [{"Type": "bind", "Source": SOCKET, "Target": SOCKET}],
     }

@@ -36,7 +36,7 @@ class Compose:
     @property
     def profiles(self) -> list[str]:
         """Those that COMPOSE_PROFILES names."""
-        return [name.strip() for name in self.setting("COMPOSE_PROFILES").split(",")]
+        return [name for each in self.setting("COMPOSE_PROFILES").split(",") if (name := each.strip())]
 
     def having(self, **variables: str) -> Compose:
         """The same with other variables."""

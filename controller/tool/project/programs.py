@@ -119,6 +119,13 @@ class Programs:
             return direct.lets_in(parts.path)
         return direct.connects(parts.hostname or "", parts.port or 80)
 
+    def addresses_of(self, host: str) -> list[str]:
+        """The IP addresses of a name, or the one that is given; none of a name that is not known."""
+        try:
+            return [str(place[0]) for *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        except OSError:
+            return []
+
     def has_address(self, host: str) -> bool:
         """Whether this machine has an IP address; also for what is none, of which Compose says so."""
         try:

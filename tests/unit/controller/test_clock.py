@@ -9,6 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from controller.desired.revisions import latest_time, state_text
+from controller.model.desired import Rollout, RolloutPhase, ServiceRollout
 from controller.model.spec import AutoscaleSpec
 from controller.model.world import ContainerState
 from controller.storage.clock import ContainerTimes, SteadyClock, steady_time
@@ -40,6 +42,20 @@ def test_a_controller_never_begins_before_what_the_state_speaks_of(tmp_path: Pat
     clock = SteadyClock(store.latest_at, lambda: 2000.0, lambda: 3.0)
     store.close()
     assert clock() == 5000.0
+
+
+def test_the_phases_of_rollouts_count_as_well() -> None:
+    """Else a phase that began before the clock was set back would last for as long as that."""
+    baking = Rollout("v1", "v2", RolloutPhase.BAKING, since=6000.0, begun_at=5000.0, cause="another version")
+    texts = [
+        state_text(ServiceRollout("v1", baking)),
+        state_text(ServiceRollout("v1", replace(baking, stuck_since=7000.0))),
+        state_text(ServiceRollout("v1", tried_since=6500.0, is_unproven=True)),
+        state_text(ServiceRollout("v1")),
+        "not a state",
+    ]
+    assert [latest_time([text]) for text in texts] == [6000.0, 7000.0, 6500.0, 0.0, 0.0]
+    assert (latest_time(texts), latest_time([])) == (7000.0, 0.0)
 
 
 @given(started=seconds, age=seconds, step=steps, was_before=st.booleans())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import AddServer, DeleteServer, SetServerState, SetServerWeight, SetWaitingRoom
-from controller.model.world import RoutingState, Server, ServerState
+from controller.model.world import HeldRequests, RoutingState, Server, ServerState
 from controller.swarm.edges.router import EdgesRouter
 from controller.swarm.edges.states import Counts, merged
 from tests.fakes.fake_edges import FakeEdges
@@ -291,8 +292,23 @@ def test_answers_are_counted_once_and_never_lost(steps: list[tuple[str, int, str
         elif kind == "answers":
             now[edge] += answers
             total += answers
-        states = {name: state_of(server(answered=count)) for name, count in now.items()}
+        states = {
+            name: replace(state_of(server(answered=count)), held={BACKEND: HeldRequests(now=1, expired=count)})
+            for name, count in now.items()
+        }
         if kind == "away":
             del states[edge]
         whole = counts.added_up(states, merged(states, "r"))
         assert whole.servers[0].answered == total
+        assert whole.held == {BACKEND: HeldRequests(now=len(states), expired=total)}
+
+
+def test_what_was_counted_of_a_backend_goes_with_it() -> None:
+    counts = Counts()
+    seen = {"a": replace(state_of(), held={BACKEND: HeldRequests(now=2, expired=7)})}
+    assert counts.added_up(seen, merged(seen, "r")).held == {BACKEND: HeldRequests(now=2, expired=7)}
+    away = {"b": state_of()}
+    assert counts.added_up(away, merged(away, "r")).held == {BACKEND: HeldRequests(expired=7)}
+    removed = {"a": RoutingState(1, 1.0, "3.0.11", "r")}
+    assert counts.added_up(removed, merged(removed, "r")).held == {}
+    assert counts.added_up(away, merged(away, "r")).held == {}

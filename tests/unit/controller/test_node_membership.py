@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controller.errors import InvalidRequest
 from controller.swarm.nodes import membership, options
 from controller.swarm.nodes.engine_settings import free_pool
-from controller.swarm.nodes.machine import ENGINE_PID, ENGINE_SETTINGS, TOOLKIT_SETTINGS, NodeMachine
+from controller.swarm.nodes.machine import ENGINE_PID, ENGINE_SETTINGS, READ, TOOLKIT_SETTINGS, WRITE, NodeMachine
 from controller.swarm.nodes.membership import Membership
 from controller.tool.project.programs import NOT_FOUND, READ_S, Done
 from tests.fakes.fake_programs import FakePrograms
 
 TOKEN = f"SWMTKN-1-{'a' * 50}-{'b' * 25}"
 JOIN = f"join 10.0.0.1 {TOKEN}"
+SIGNAL = """sudo sh -c kill -"$0" "$1" HUP 0"""
 ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
 DOORS = frozenset(f"http://{host}:{port}" for host in ("10.0.0.1", "[fd00::1]") for port in (2377, 7946))
 
@@ -39,6 +42,10 @@ class Box(FakePrograms):
         default_factory=lambda: {ENGINE_SETTINGS: '{"live-restore": true, "debug": true}', ENGINE_PID: "0\n"}
     )
     has_live_restore: bool = True
+    gpus: frozenset[str] = frozenset()
+    """That the engine has read."""
+    interrupted_at: str = ""
+    """What a command's call contains at which Ctrl-C is typed."""
 
     def read(
         self,
@@ -50,6 +57,8 @@ class Box(FakePrograms):
         complains: bool = False,
     ) -> Done:
         known = super().read(*words, given=given)
+        if self.interrupted_at and self.interrupted_at in self.calls[-1]:
+            raise KeyboardInterrupt
         match words:
             case ["id", "-u"]:
                 return Done(0, "1000\n")
@@ -68,12 +77,16 @@ class Box(FakePrograms):
 
     def _root(self, words: Sequence[str], given: str) -> Done:
         match words:
+            case ["sh", "-c", _, place] if given:
+                self.files[place] = given
             case ["sh", "-c", _, place]:
                 return Done(0, self.files.get(place, ""))
-            case ["tee", place]:
-                self.files[place] = given
-            case ["sh", "-c", _, "HUP" | "TERM", "0"] | ["systemctl", "restart", "docker"]:
+            case ["sh", "-c", _, "HUP", "0"]:
                 self.has_live_restore = bool(self.settings["live-restore"])
+            case ["systemctl", "restart", "docker"]:
+                self.has_live_restore = bool(self.settings["live-restore"])
+                listed = [one.partition("=") for one in self.settings.get("node-generic-resources", ())]
+                self.gpus = frozenset(uuid for kind, _, uuid in listed if kind == "NVIDIA-GPU")
         return Done(0)
 
     def _info(self) -> Mapping[str, object]:
@@ -84,16 +97,18 @@ class Box(FakePrograms):
             "RemoteManagers": [{"Addr": "10.0.0.1:2377"}],
         }
         engine = {"Name": "box", "LiveRestoreEnabled": self.has_live_restore, "ContainersRunning": self.running}
-        return {**engine, "Swarm": swarm}
+        gpus = [{"NamedResourceSpec": {"Kind": "NVIDIA-GPU", "Value": uuid}} for uuid in sorted(self.gpus)]
+        others = [{"DiscreteResourceSpec": {"Kind": "SSD", "Value": 1}}]
+        return {**engine, "Swarm": swarm, "GenericResources": [*others, *gpus]}
 
     @property
-    def settings(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.files[ENGINE_SETTINGS])
+    def settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.files[ENGINE_SETTINGS])
         return found
 
     def changes(self) -> list[str]:
         """Of the Swarm, and of what only root may change."""
-        reads = ("sudo --validate", "sudo sh -c [ ! -e", "docker swarm join-token")
+        reads = ("sudo --validate", f"sudo sh -c {READ}", SIGNAL, "docker swarm join-token")
         return [
             call for call in self.calls if call.startswith(("sudo ", "docker swarm ")) and not call.startswith(reads)
         ]
@@ -151,12 +166,61 @@ def test_a_machine_with_gpus_joins_and_keeps_its_other_settings() -> None:
     assert box.changes() == [], "a second time changes nothing"
 
 
+def test_a_machine_that_is_taken_in_without_its_gpus_registers_none_and_one_that_lists_none_keeps_them() -> None:
+    box = Box(with_gpus())
+    box.types(f"{JOIN}")
+    box.answers = {"engine-only": ""}
+    box.types(JOIN)
+    assert box.settings["node-generic-resources"] == ["NVIDIA-GPU=GPU-1", "NVIDIA-GPU=GPU-2"], "no nvidia-smi says so"
+    box.types(f"{JOIN} --gpus none")
+    assert "node-generic-resources" not in box.settings
+    assert box.steps == ["Restarting the Docker Engine"] * 2
+
+
 def test_a_machine_without_gpus_joins_while_its_containers_run(box: Box) -> None:
     box.running = 1
     box.types(f"join [fd00::1]:2377 {TOKEN}")
     assert box.settings == {"live-restore": False, "debug": True}
-    write = ["sudo mkdir -p /etc/docker", f"sudo tee {ENGINE_SETTINGS}", """sudo sh -c kill -"$0" "$1" HUP 0"""]
+    write = ["sudo mkdir -p /etc/docker", f"sudo sh -c {WRITE} {ENGINE_SETTINGS}"]
     assert box.changes() == [*write, f"docker swarm join --token {TOKEN} [fd00::1]:2377"]
+    assert box.calls.index(SIGNAL) > box.calls.index(write[1])
+
+
+@pytest.mark.parametrize("at", ["systemctl restart", "docker swarm join", " HUP "])
+def test_a_join_that_was_interrupted_anywhere_is_finished_by_the_next_one(at: str) -> None:
+    box = Box(with_gpus() if at != " HUP " else {"engine-only": ""}, interrupted_at=at)
+    with pytest.raises(KeyboardInterrupt):
+        box.types(JOIN)
+    box.interrupted_at = ""
+    box.types(JOIN)
+    assert box.gpus == (frozenset({"GPU-1", "GPU-2"}) if at != " HUP " else frozenset())
+    assert (box.has_live_restore, box.state) == (False, "active")
+
+
+def test_a_join_by_a_name_is_repeated_as_one_by_an_address_is(box: Box) -> None:
+    box.listening = frozenset({"http://manager.lan:2377", "http://manager.lan:7946"})
+    box.addresses = {"manager.lan": ["fd00::1", "10.0.0.1"]}
+    join = JOIN.replace("10.0.0.1", "manager.lan")
+    assert box.types(join) == box.types(join) == "This machine, box, is a worker of the Swarm at manager.lan:2377."
+    box.addresses = {"manager.lan": ["fd00::1", "10.0.0.7"]}
+    assert "is in a Swarm already" in box.is_refused(join)
+
+
+def test_a_file_of_settings_is_replaced_whole_with_the_owner_and_mode_that_it_had(tmp_path: Path) -> None:
+    place = tmp_path / "daemon.json"
+    (tmp_path / "elsewhere.json").write_text("{}")
+    place.symlink_to("elsewhere.json")
+    place.chmod(0o600)
+    with place.open() as former:
+        for content in ('{"a": 1}', '{"b": 2}'):
+            subprocess.run(["sh", "-c", WRITE, place], input=content, text=True, check=True)
+            assert (place.read_text(), place.stat().st_mode & 0o777) == (content, 0o600)
+        assert former.read() == "{}", "at no time is the file empty"
+    assert place.is_symlink()
+    new = tmp_path / "new.json"
+    subprocess.run(["sh", "-c", WRITE, new], input="{}", text=True, check=True)
+    assert new.read_text() == "{}"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["daemon.json", "elsewhere.json", "new.json"]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +232,7 @@ def test_a_machine_without_gpus_joins_while_its_containers_run(box: Box) -> None
         (f"{JOIN} --gpus", {}, "--gpus needs a value."),
         (f"{JOIN} --gpu a", {}, "there is no option --gpu."),
         (JOIN, {"listening": frozenset()}, "the manager does not answer at 10.0.0.1, port 2377."),
+        (JOIN.replace("10.0.0.1", "unknown.lan"), {"state": "active"}, "is in a Swarm already"),
         (JOIN.replace(".1 ", ".7 "), {"state": "active"}, "is in a Swarm already, whose managers are 10.0.0.1:2377."),
         (JOIN, {"state": "error"}, "is in a Swarm whose managers it does not reach: error"),
         (JOIN, {"answers": with_gpus("")}, "has GPUs, and no NVIDIA Container Toolkit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +42,10 @@ from controller.model.world import (
 )
 from controller.observe.node_losses import DOWN_S, FORGOTTEN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
+from controller.status.metrics import ControllerMetrics
+from controller.status.nodes import node_rows
 from controller.status.records.services import Nodes, NodeStatus
+from controller.status.view import View, notices
 from controller.tool.wait import DrainWait, TargetMovedError
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness.virtual_time import wall_clock
@@ -96,6 +100,40 @@ def text(spec: ServiceSpec, target: int, world: Observed) -> str:
 ONE, TWO, THREE = (replica(WEB, number, node=name) for number, name in ((1, "n1"), (2, "n3"), (3, "n2")))
 INSTEAD = "in place of one on node n3, which leaves"
 STAYS = "pending ranker: it asks for 1 GPU and 0 of 6 are free: 6 held by ranker"
+
+
+def test_a_node_that_was_drained_is_told_from_a_lost_one() -> None:
+    world = observed(specs=(WEB,), nodes=nodes(n2={"state": "down"}, n3={"state": "down", "availability": "drain"}))
+    view = View(NOW, "p", desired(WEB), world, nodes=node_rows(world, Plan()))
+    page = ControllerMetrics(lambda: view).page().decode()
+    assert re.findall(r"^pierhead_node_ready\{(.*)\} (.*)$", page, re.MULTILINE) == [
+        ('availability="active",node="n1",role="worker"', "1.0"),
+        ('availability="active",node="n2",role="worker"', "0.0"),
+        ('availability="drained",node="n3",role="worker"', "0.0"),
+    ]
+
+
+SILENT = "the HAProxy of n2: it does not answer"
+MISSING = "the HAProxy of n3: it does not run, so the node takes no requests; `docker node ps n3` says why"
+
+
+@pytest.mark.parametrize(
+    ("edges", "n3", "expected", "gauges"),
+    [
+        ({"n1": "", "n2": "it does not answer", "n3": ""}, {}, [SILENT], {"n1": "0.0", "n2": "1.0", "n3": "0.0"}),
+        ({"n1": "", "n2": "it does not answer"}, {}, [SILENT, MISSING], {"n1": "0.0", "n2": "1.0", "n3": "1.0"}),
+        ({"n1": "", "n2": ""}, {"state": "down"}, [], {"n1": "0.0", "n2": "0.0"}),
+        ({"n1": "", "n2": ""}, {"availability": "drain"}, [], {"n1": "0.0", "n2": "0.0"}),
+        ({}, {}, [], {}),
+    ],
+)
+def test_a_ready_node_without_a_haproxy_is_reported(
+    edges: dict[str, str], n3: dict[str, Any], expected: list[str], gauges: dict[str, str]
+) -> None:
+    world = observed(specs=(WEB,), nodes=nodes(n3=n3), routing=replace(routing(), edges=edges))
+    assert [notice for notice in notices(world, (), "", NOW) if "HAProxy" in notice] == expected
+    page = ControllerMetrics(lambda: View(NOW, "p", desired(WEB), world)).page().decode()
+    assert dict(re.findall(r'^pierhead_edge_differs\{node="(.*)"\} (.*)$', page, re.MULTILINE)) == gauges
 
 
 FEW = replace(WEB, max_replicas_per_node=1)

@@ -319,7 +319,7 @@ class RunningStack(docker.APIClient):
     def __init__(self, secrets: dict[str, str]) -> None:
         super().__init__(version="1.44")
         files = [{"File": {"Name": f"/run/secrets/{key}"}, "SecretName": name} for key, name in secrets.items()]
-        self._spec = {"Labels": {}, "TaskTemplate": {"ContainerSpec": {"Secrets": files}}}
+        self._spec: dict[str, Any] = {"Labels": {}, "TaskTemplate": {"ContainerSpec": {"Secrets": files}}}
         self._secrets = [{"Spec": {"Name": name, "Labels": {}}} for name in secrets.values()]
 
     def services(self, filters: Any = None, status: Any = None) -> list[dict[str, Any]]:
@@ -345,6 +345,39 @@ def test_a_deployment_is_refused_where_the_nodes_lack_keys_that_it_asks_for(tmp_
     files["services"]["controller"] = {"image": "pierhead", "environment": {"PIERHEAD_ENGINE": "swarm"}}
     up = Up(RunningStack({CA: "shop_ca-1"}), settings, files, print)
     with pytest.raises(InvalidRequest, match=r"^the nodes do not have the public keys in jwt, .*: `pierhead up` gives"):
+        asyncio.run(up.files())
+
+
+class StackWithRegistry(RunningStack):
+    """One whose own registry is on a node, which may have been removed from the Swarm."""
+
+    def __init__(self, *, is_removed: bool) -> None:
+        super().__init__({})
+        self._spec["TaskTemplate"]["Placement"] = {"Constraints": ["node.id == n7"]}
+        self._is_removed = is_removed
+
+    def services(self, filters: Any = None, status: Any = None) -> list[dict[str, Any]]:
+        names = "haproxy", "controller", "registry"
+        return [{"ID": name, "Spec": {**self._spec, "Name": f"shop_{name}"}} for name in names]
+
+    def inspect_node(self, node_id: Any) -> dict[str, Any]:
+        if self._is_removed:
+            raise docker.errors.NotFound(f"node {node_id} not found")
+        return {"ID": node_id, "Status": {"Addr": "10.0.0.7"}}
+
+    def info(self) -> dict[str, Any]:
+        return {"Swarm": {"NodeID": "n1", "NodeAddr": "10.0.0.1"}}
+
+
+def test_a_registry_whose_node_was_removed_comes_to_the_node_of_the_next_up() -> None:
+    files = config()
+    files["services"] = {"controller": {"image": "pierhead", "environment": {"PIERHEAD_ENGINE": "swarm"}}}
+    settings = StackSettings("shop", "/srv/clone", registry="here")
+    up = Up(StackWithRegistry(is_removed=False), settings, files, print)
+    assert (up._given({}, {}).registry_node, up._registry()) == ("n7", "10.0.0.7:5000")
+    up = Up(StackWithRegistry(is_removed=True), settings, files, print)
+    assert (up._given({}, {}).registry_node, up._registry()) == ("n1", "10.0.0.1:5000")
+    with pytest.raises(InvalidRequest, match="no node of the Swarm has the stack's registry: `pierhead up` starts it"):
         asyncio.run(up.files())
 
 

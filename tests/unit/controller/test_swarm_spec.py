@@ -17,6 +17,7 @@ from controller.swarm.engine.service_spec import service_spec
 from controller.swarm.files.checks import NOT_ON_SWARM, check_swarm
 from controller.swarm.files.dialect import DIALECTS
 from controller.swarm.files.places import in_swarm
+from controller.swarm.up.volumes import _job
 from tests.harness.not_carried import not_carried
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
@@ -83,6 +84,20 @@ def test_what_a_container_gets(definition: str) -> None:
     made = task(**yaml.safe_load(definition))["ContainerSpec"]
     expected = OF_THE_CONTAINER[definition]
     assert {key: made[key] for key in expected} == expected
+
+
+def test_a_named_volume_is_of_the_stack_and_not_of_a_compose_project_of_its_name() -> None:
+    """`down VOLUMES=1` of the one leaves those of the other."""
+    files = config(ranker=service(FOREIGN, volumes=[{"type": "volume", "source": "cache", "target": "/c"}]))
+    files["volumes"] = {"cache": {"name": "shop_cache", "labels": {"a": "1"}}}
+    made = parse("shop", files, DIALECTS).services["ranker"].container
+    [mount] = service_spec("shop-ranker-1a2b3c4d-1", made, 0)["TaskTemplate"]["ContainerSpec"]["Mounts"]
+    assert (mount["Source"], mount["VolumeOptions"]["Labels"]) == (
+        "shop_cache",
+        {"a": "1", "com.docker.stack.namespace": "shop"},
+    )
+    command = _job("shop", "shop_job", "haproxy")["TaskTemplate"]["ContainerSpec"]["Command"]
+    assert command[3:] == ["com.docker.stack.namespace=shop"]
 
 
 def test_what_a_task_gets() -> None:

@@ -131,6 +131,9 @@ def test_a_deployment_first_stores_the_files(monkeypatch: pytest.MonkeyPatch) ->
     became(with_tls, "deploy")
     told = with_tls.stored()
     assert (told.https_port, told.tls_dir, told.jwt_algorithm) == (8443, "tls", "ES256")
+    monkeypatch.setenv("COMPOSE_PROFILES", "metrics, debug,")
+    became(programs := Programs(), "deploy")
+    assert programs.stored().profiles == ["metrics", "debug", "registry"], "as Compose reads them"
     programs = Programs({**A_STACK, "docker run": Done(2)})
     assert tool.run(["deploy"], programs) == 2, "files that are wrong are not deployed"
 

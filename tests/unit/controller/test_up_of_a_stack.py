@@ -302,6 +302,8 @@ def test_addresses_of_this_machine() -> None:
     assert [programs.has_address(host) for host in ("127.0.0.1", "0.0.0.0", "127.9.9.9")] == [True] * 3
     assert not programs.has_address("203.0.113.77"), "kept for documentation (RFC 5737)"
     assert programs.has_address("nonsense"), "Compose says what it is"
+    assert "127.0.0.1" in programs.addresses_of("localhost")
+    assert (programs.addresses_of("::1"), programs.addresses_of("no.such.invalid")) == (["::1"], [])
 
 
 # ------------------------------------------------------------------------------------------------------------------ TLS

@@ -13,7 +13,7 @@ from pierhead.calls.lease import CallPlace
 from pierhead.calls.outliers import FAILURES, SHORTEST_S
 from pierhead.calls.pool import Pool
 from pierhead.calls.queue import QueuePlace
-from pierhead.calls.replica import CONNECT_S, Endpoint, Replica, ReplicaListing
+from pierhead.calls.replica import CONNECT_S, REFUSAL_TRUSTED_S, Endpoint, Replica, ReplicaListing
 from pierhead.errors import ScaledToZero, UserCodeError
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy
@@ -258,6 +258,20 @@ class TestComingAndGoing:
         world.connection("r0").become(False)
         world.connection("r0").become(True)
         assert world.must_take().replica is lease.replica
+
+    def test_a_replica_that_slept_is_called_again_although_no_list_has_said_that_it_slept(self) -> None:
+        world = World(5)
+        replica = world.replica("r0")
+        for _ in range(3):  # as calls in flight are refused together, and while it sleeps on
+            world.pool.refuses(replica)
+            world.pool.refuses(replica)
+            assert world.take() is None
+            world.timers.advance(REFUSAL_TRUSTED_S)
+        assert world.must_take().replica is replica
+        world.pool.refuses(replica)
+        world.say(5, draining=(0,))
+        world.timers.advance(REFUSAL_TRUSTED_S)
+        assert world.take() is None, "a list has the last word"
 
     async def test_a_replica_no_longer_listed_keeps_its_connection_until_its_last_call(self) -> None:
         world = World(5)

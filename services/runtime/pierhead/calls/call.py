@@ -426,7 +426,7 @@ class Call:
             pool.answered(lease, now)
 
     def _again(self, reason: str, now: float) -> None:
-        """Take another replica. A drain is announced once per replica, so it needs no budget; other reasons do."""
+        """Take another replica. A replica says seldom that it drains, so that needs no budget; other reasons do."""
         refused = self._lease.replica
         self._call = None
         if reason == "draining" or self._pool.budget.spend(now):

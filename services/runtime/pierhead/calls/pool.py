@@ -18,7 +18,7 @@ from pierhead.calls.budget import RetryBudget
 from pierhead.calls.lease import CallPlace
 from pierhead.calls.outliers import Outliers, Standing, left_out, next_change
 from pierhead.calls.queue import CallQueue, QueuePlace
-from pierhead.calls.replica import FULL_TRUSTED_S, Replica, ReplicaListing
+from pierhead.calls.replica import FULL_TRUSTED_S, REFUSAL_TRUSTED_S, Replica, ReplicaListing
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.lanes.client import Connect
 from pierhead.policies.policy import RoutedCall
@@ -250,8 +250,16 @@ class Pool:
         self._take_report(lease, replica.limit, now + FULL_TRUSTED_S)
 
     def refuses(self, replica: Replica) -> None:
-        """The replica drains: send it no more calls."""
-        replica.refuses = True
+        """The replica drains or sleeps: send it no more calls. One that is awake again may not be known from a source:
+        after a while it is tried again.
+        """
+        if not replica.refuses:
+            replica.refuses = True
+            self._call_later(REFUSAL_TRUSTED_S, lambda: self._may_accept(replica))
+        self._refresh()
+
+    def _may_accept(self, replica: Replica) -> None:
+        replica.refuses = False
         self._refresh()
 
     def answered(self, lease: CallPlace, now: float) -> None:

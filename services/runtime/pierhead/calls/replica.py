@@ -14,6 +14,9 @@ from pierhead.routing_stats import NOTHING, Stats
 FULL_TRUSTED_S = 0.05
 """How long a replica counts as full after it refused a call; then it is tried again."""
 
+REFUSAL_TRUSTED_S = 5.0
+"""How long a replica that drains or sleeps gets no calls by its own word; then it is tried again: it may be awake."""
+
 CONNECT_S = 3.0
 """How long a connection may take before the replica counts as not reached."""
 
@@ -78,7 +81,7 @@ class Replica:
         """Numbers that it publishes, from its replies or the source, whichever is newer. A new object each time."""
         self.stats_version = 0
         self.refuses = False
-        """It refused a call because it is draining; true until its connection breaks."""
+        """It refused a call because it drains or sleeps; true for a while, or until its connection breaks."""
         self.closing = False
         """No source lists it any more."""
         self.standing = Standing()
