@@ -16,7 +16,7 @@ from pathlib import Path
 import docker
 import pytest
 from aiohttp.test_utils import TestServer
-from axe_playwright_python.async_playwright import Axe
+from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Page, Route, expect
 
 from controller.api_tokens import digest_of, read_tokens

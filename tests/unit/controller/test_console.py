@@ -128,9 +128,9 @@ async def test_the_page_is_for_everybody_and_runs_nothing_but_its_own_files(cont
         page = await client.get("/")
         assert (page.status, page.content_type) == (200, "text/html")
         assert "default-src 'none'; script-src 'self'" in page.headers["Content-Security-Policy"]
-        for path in FILES.iterdir():
-            if path.suffix in (".js", ".css", ".svg"):
-                assert (await client.get(f"/console/{path.name}")).status == 200, path
+        for file in FILES.iterdir():
+            if file.suffix in (".js", ".css", ".svg"):
+                assert (await client.get(f"/console/{file.name}")).status == 200, file
         for path in ("console/package.json", "console/../daemon/api.py", "console/%2e%2e/errors.py", "console/none.js"):
             assert (await client.get(f"/{path}")).status in (403, 404), path
         assert (await client.get("/", headers={"Host": "evil.example"})).status == 421

@@ -48,7 +48,7 @@ class WebRequest:
         status, content_type = 200, ""
         while True:
             is_over = self._said.empty() and self._task.done()
-            said = {"type": "end"} if is_over else await self._said.get()
+            said: dict[str, Any] = {"type": "end"} if is_over else await self._said.get()
             if said["type"] == "http.response.start":
                 status = said["status"]
                 content_type = dict(said["headers"]).get(b"content-type", b"").decode("latin-1")
