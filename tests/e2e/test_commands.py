@@ -67,6 +67,13 @@ def test_prometheus_gives_rates_and_quantiles(stack: Stack) -> None:
     eventually(told, "its table shows them")
 
 
+def test_the_console_is_there_with_its_libraries(stack: Stack) -> None:
+    assert b"<title>Pierhead</title>" in stack.api("/").body
+    for name in ("preact.js", "uplot.js", "uplot.css"):
+        assert stack.api(f"/console/lib/{name}").status == 200, name
+    assert stack.api("/api/v1/caller").json == {"name": "this machine", "role": "deploy"}
+
+
 def test_why_of_a_replica_that_was_killed_has_its_end(stack: Stack) -> None:
     victim = next(iter(stack.replicas("echo-child").values()))
     stack.kill_process(victim)
