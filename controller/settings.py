@@ -144,7 +144,7 @@ class Settings:
     on_swarm: bool = False
     """Replicas run on the nodes of the Swarm that this machine manages (PIERHEAD_ENGINE=swarm); otherwise here."""
     webhook: str = ""
-    """Where events go that somebody should know of (PIERHEAD_WEBHOOK); "" = nowhere."""
+    """Where events that failed or warn are sent (PIERHEAD_WEBHOOK); "" = nowhere."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 

@@ -1,8 +1,8 @@
-// One service: why it is in its state, its replicas, its traffic, its logs, and what can be done with it.
+// One service: why it is in its state, its replicas, its traffic, its logs, and what can be changed.
 
 import { html } from "./lib/preact.js";
+import { Changes } from "./changes.js";
 import { EventList } from "./events.js";
-import { Hands } from "./hands.js";
 import { Logs } from "./logs.js";
 import { Replicas, State } from "./parts.js";
 import { Plots } from "./plots.js";
@@ -14,7 +14,7 @@ export function ServicePage({ row, shown, traffic, caller }) {
     <h1>${row.name} <${State} state=${row.state} /></h1>
     <p><${Replicas} row=${row} /> ${row.ready} ready, ${row.wanted} wanted: ${row.who_decides}</p>
     <${Why} row=${row} />
-    <${Hands} row=${row} role=${caller?.role ?? "read"} />
+    <${Changes} row=${row} role=${caller?.role ?? "read"} />
     <${Rollout} row=${row} />
     <${Plots} name=${row.name} traffic=${traffic.services[row.name]} at=${traffic.at} step=${traffic.step_s} />
     <${ReplicaTable} row=${row} />

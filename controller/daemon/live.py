@@ -1,4 +1,4 @@
-"""Sends pages what they show, as server-sent events. Somebody who reads slowly misses states, and gets the latest."""
+"""Sends pages what they show, as server-sent events. A page that reads slowly gets the latest state, and not each one before it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST = 64
 PAUSE_S = 0.2
 """Between two looks: an event is seen well within a second, and a busy stack costs five messages a second."""
 ALIVE_S = 15.0
-"""After this time without a change a comment is sent: whoever has gone is noticed."""
+"""After this time without a change a comment is sent, which fails where the page has gone."""
 WRITE_S = 30.0
-"""Who has read nothing for this long is gone."""
+"""A page that reads nothing for this long is disconnected."""
 _ALIVE = ": nothing has changed\n\n"
 
 

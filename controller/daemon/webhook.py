@@ -1,4 +1,4 @@
-"""Sends events that somebody should know of to a webhook (PIERHEAD_WEBHOOK), in the form of Slack and what is like it.
+"""Sends events that failed or warn to a webhook (PIERHEAD_WEBHOOK), as JSON that Slack and similar chats show.
 
     {"text": "shop: web: rolled back ...", "project": "shop", "events": [<EventDocument>, ...]}
 

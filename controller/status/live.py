@@ -39,7 +39,7 @@ class Part:
 
 
 class LiveParts:
-    """The parts as they are now. What has not changed keeps its text, which is made once for all who watch."""
+    """The parts as they are now. What has not changed keeps its text, which is made once for all pages."""
 
     def __init__(self) -> None:
         self._view: View | None = None
@@ -67,7 +67,7 @@ class LiveParts:
 
 
 def changes(sent: Mapping[str, Part], now: Mapping[str, Part]) -> Iterator[str]:
-    """The events of the stream for somebody who has these parts. Events that have become old are left out."""
+    """The events of the stream for a page that has these parts. Events that have become old are left out."""
     yield from (part.text for name, part in now.items() if sent.get(name) is not part)
     gone = (name for name in sent.keys() - now.keys() if not name.startswith("event/"))
     yield from (Part.of(name, None).text for name in sorted(gone))

@@ -1,4 +1,4 @@
-"""`pierhead bundle`: what explains the stack's state, in one file, for somebody who helps."""
+"""`pierhead bundle`: what explains the stack's state, in one file to send to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that somebody should know of reach a webhook, also one that was away, and after another start."""
+"""Events that failed or warn reach a webhook, also one that was away, and after another start."""
 
 from __future__ import annotations
 

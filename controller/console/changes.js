@@ -1,5 +1,5 @@
-// What can be done with a service. Each deed first shows what would happen, and one that touches what serves asks for the
-// service's name.
+// What can be changed about a service. Each dialog first shows what would happen; where ready replicas are removed or replaced,
+// it asks for the service's name.
 
 import { html, useEffect, useState } from "./lib/preact.js";
 import { call } from "./api.js";
@@ -7,7 +7,7 @@ import { Dialog, ROLES } from "./parts.js";
 
 const path = (name, ...below) => ["/api/v1/services", encodeURIComponent(name), ...below].join("/");
 
-const DEEDS = [
+const CHANGES = [
   { verb: "scale", title: "Scale", role: "scale", view: ScaleDialog },
   { verb: "deploy", title: "Deploy", role: "deploy", view: DeployDialog },
   { verb: "rollback", title: "Roll back", role: "deploy", view: RollbackDialog },
@@ -16,19 +16,19 @@ const DEEDS = [
   { verb: "promote", title: "Promote", role: "deploy", view: PromoteDialog, isShown: (row) => row.rollout },
 ];
 
-export function Hands({ row, role }) {
+export function Changes({ row, role }) {
   const [open, setOpen] = useState(null);
   const [said, setSaid] = useState("");
   const may = (needed) => ROLES.indexOf(role) >= ROLES.indexOf(needed);
-  const shown = DEEDS.filter((deed) => may(deed.role) && (!deed.isShown || deed.isShown(row)));
+  const shown = CHANGES.filter((change) => may(change.role) && (!change.isShown || change.isShown(row)));
   if (!shown.length) return null;
   const close = (message = "") => {
     setOpen(null);
     if (message) setSaid(message);
   };
   return html`
-    <div class="row hands">
-      ${shown.map((deed) => html`<button onClick=${() => setOpen(deed)}>${deed.title}</button>`)}
+    <div class="row">
+      ${shown.map((change) => html`<button onClick=${() => setOpen(change)}>${change.title}</button>`)}
       <span role="status">${said}</span>
     </div>
     ${open && html`<${open.view} row=${row} close=${close} />`}`;
@@ -40,7 +40,7 @@ function ScaleDialog({ row, close }) {
   const plan = useRehearsal(isNumber ? `${row.name}:${wanted}` : "");
   const send = () => call("PUT", path(row.name, "scale"), { replicas: isNumber ? Number(wanted) : "auto" });
   return html`
-    <${Deed} title=${`Scale ${row.name}`} row=${row} close=${close} send=${send} isRisky=${isNumber && Number(wanted) < row.ready}>
+    <${ChangeDialog} title=${`Scale ${row.name}`} row=${row} close=${close} send=${send} isRisky=${isNumber && Number(wanted) < row.ready}>
       <label>Replicas, or auto <input value=${wanted} pattern="[0-9]{1,5}|auto" required onInput=${(event) => setWanted(event.target.value)} /></label>
       <h3>What would happen</h3>
       <pre tabindex="0" class="text">${isNumber ? plan : "The files, or the autoscaler, decide the number."}</pre>
@@ -70,7 +70,7 @@ function DeployDialog({ row, close }) {
   const send = () => call("POST", "/api/v1/deploy", { services: [row.name] });
   const words = row.changes.length ? row.changes.join("\n") : "The files and the image give what runs already.";
   return html`
-    <${Deed} title=${`Deploy ${row.name}`} row=${row} close=${close} send=${send}>
+    <${ChangeDialog} title=${`Deploy ${row.name}`} row=${row} close=${close} send=${send}>
       <p>Rolls out what the compose files and the image give now: ${row.offered ?? "nothing"}.</p>
       <pre tabindex="0" class="text">${words}</pre>
     <//>`;
@@ -85,7 +85,7 @@ function RollbackDialog({ row, close }) {
   const others = revisions.filter((revision) => !revision.current);
   const send = () => call("POST", path(row.name, "rollback"), to ? { to } : {});
   return html`
-    <${Deed} title=${`Roll ${row.name} back`} row=${row} close=${close} send=${send} isRisky=${true}>
+    <${ChangeDialog} title=${`Roll ${row.name} back`} row=${row} close=${close} send=${send} isRisky=${true}>
       <label>Version <select value=${to} onChange=${(event) => setTo(event.target.value)}>
         <option value="">the one before</option>
         ${others.map(({ version, image, stable }) => html`<option value=${version}>${version} ${image}${stable ? " (proven)" : ""}</option>`)}
@@ -97,7 +97,7 @@ function RollbackDialog({ row, close }) {
 function RestartDialog({ row, close }) {
   const send = () => call("POST", path(row.name, "restart"), {});
   return html`
-    <${Deed} title=${`Restart ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
+    <${ChangeDialog} title=${`Restart ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
       <p>Its ${row.wanted} replicas are replaced by others of the same version, as a rollout does it.</p>
     <//>`;
 }
@@ -105,7 +105,7 @@ function RestartDialog({ row, close }) {
 function AbortDialog({ row, close }) {
   const send = () => call("POST", path(row.name, "abort"), {});
   return html`
-    <${Deed} title=${`Abort the rollout of ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
+    <${ChangeDialog} title=${`Abort the rollout of ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
       <p>${row.rollout?.from ?? "The former version"} serves again, and ${row.rollout?.to} ends.</p>
     <//>`;
 }
@@ -113,12 +113,12 @@ function AbortDialog({ row, close }) {
 function PromoteDialog({ row, close }) {
   const send = () => call("POST", path(row.name, "promote"), {});
   return html`
-    <${Deed} title=${`Promote ${row.rollout?.to}`} row=${row} close=${close} send=${send}>
+    <${ChangeDialog} title=${`Promote ${row.rollout?.to}`} row=${row} close=${close} send=${send}>
       <p>The watch over the first batch ends: the rest of the replicas follows now.</p>
     <//>`;
 }
 
-function Deed({ title, row, close, send, isRisky = false, children }) {
+function ChangeDialog({ title, row, close, send, isRisky = false, children }) {
   const [typed, setTyped] = useState("");
   const [problem, setProblem] = useState("");
   const [isSent, setSent] = useState(false);
