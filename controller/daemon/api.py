@@ -29,7 +29,7 @@ from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
 from ..plan import plan
 from ..status import documents, openapi, traffic
-from ..status.live import EVENTS, LiveParts, Part
+from ..status.live import EVENTS, LiveParts, SentPart
 from ..status.openapi import ApiCall, Query, whole_query
 from ..status.publisher import Publisher
 from ..status.records import answers, changes
@@ -144,7 +144,7 @@ class Api:
             await self._commands.stored()
         return response
 
-    def _parts(self) -> Mapping[str, Part]:
+    def _parts(self) -> Mapping[str, SentPart]:
         newest = self._events.select(limit=EVENTS)
         return self._live_parts.now(self._publisher.view, self._executor.in_progress, newest)
 

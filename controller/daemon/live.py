@@ -1,4 +1,4 @@
-"""Sends pages what they show, as server-sent events. A page that reads slowly gets the latest state, and not each one before it."""
+"""Sends pages what they show, as server-sent events. A page that reads slowly gets the latest state, not each one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from ..errors import TooMany
-from ..status.live import Part, changes
+from ..status.live import SentPart, changes
 
 MOST = 64
 """Pages at a time."""
@@ -25,11 +25,11 @@ _ALIVE = ": nothing has changed\n\n"
 class Live:
     """The pages that watch. One look serves all of them."""
 
-    def __init__(self, look: Callable[[], Mapping[str, Part]], closing: asyncio.Event) -> None:
+    def __init__(self, look: Callable[[], Mapping[str, SentPart]], closing: asyncio.Event) -> None:
         self._look = look
         self._closing = closing
         self._watching = 0
-        self._seen: Mapping[str, Part] = {}
+        self._seen: Mapping[str, SentPart] = {}
         self._look_at = 0.0
         """When the next look is due, by the loop's time."""
 
@@ -49,13 +49,13 @@ class Live:
             self._watching -= 1
         return response
 
-    def _parts(self, now: float) -> Mapping[str, Part]:
+    def _parts(self, now: float) -> Mapping[str, SentPart]:
         if now >= self._look_at:
             self._seen, self._look_at = self._look(), now + PAUSE_S / 2
         return self._seen
 
     async def _send(self, response: web.StreamResponse) -> None:
-        sent: Mapping[str, Part] = {}
+        sent: Mapping[str, SentPart] = {}
         loop, written_at = asyncio.get_running_loop(), 0.0
         while not self._closing.is_set():
             now = self._parts(loop.time())

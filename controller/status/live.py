@@ -26,14 +26,14 @@ EVENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SentPart:
     """One part, and the event of a stream (`data: ...`) that has it."""
 
     value: PartValue | None
     text: str
 
     @classmethod
-    def of(cls, name: str, value: PartValue | None) -> Part:
+    def of(cls, name: str, value: PartValue | None) -> SentPart:
         """The part with this value; None = there is none any more."""
         return cls(value, f"data: {json.dumps(LivePart(name, value), default=as_json)}\n\n")
 
@@ -44,9 +44,9 @@ class LiveParts:
     def __init__(self) -> None:
         self._view: View | None = None
         self._rows: Mapping[str, PartValue] = {}
-        self._parts: Mapping[str, Part] = {}
+        self._parts: Mapping[str, SentPart] = {}
 
-    def now(self, view: View, in_progress: tuple[Action, ...], events: Iterable[StoredEvent]) -> Mapping[str, Part]:
+    def now(self, view: View, in_progress: tuple[Action, ...], events: Iterable[StoredEvent]) -> Mapping[str, SentPart]:
         """The parts by their names."""
         if view is not self._view:
             self._view = view
@@ -60,17 +60,17 @@ class LiveParts:
         }
         known = self._parts
         self._parts = {
-            name: known[name] if name in known and known[name].value == value else Part.of(name, value)
+            name: known[name] if name in known and known[name].value == value else SentPart.of(name, value)
             for name, value in values.items()
         }
         return self._parts
 
 
-def changes(sent: Mapping[str, Part], now: Mapping[str, Part]) -> Iterator[str]:
+def changes(sent: Mapping[str, SentPart], now: Mapping[str, SentPart]) -> Iterator[str]:
     """The events of the stream for a page that has these parts. Events that have become old are left out."""
     yield from (part.text for name, part in now.items() if sent.get(name) is not part)
     gone = (name for name in sent.keys() - now.keys() if not name.startswith("event/"))
-    yield from (Part.of(name, None).text for name in sorted(gone))
+    yield from (SentPart.of(name, None).text for name in sorted(gone))
 
 
 def _stack(view: View) -> StackPart:
