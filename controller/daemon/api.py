@@ -22,19 +22,21 @@ from aiohttp import web
 from pierhead.json_data import not_json
 
 from ..build import BUILD_HEADER, current_build
+from ..desired.targets import rehearsed
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
 from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
 from ..plan import plan
-from ..status import documents, openapi, traffic
+from ..status import documents, openapi
 from ..status.live import EVENTS, LiveParts, SentPart
 from ..status.openapi import ApiCall, Query, whole_query
 from ..status.publisher import Publisher
 from ..status.records import answers, changes
 from ..status.records.document import as_json
 from ..status.records.services import Nodes, Service, Services
+from ..status.traffic import AskSeries, TrafficReader
 from ..status.view import View
 from ..storage.events import EventLog
 from . import bodies
@@ -75,13 +77,14 @@ class Api:
     _specs: SpecWatch
     _executor: Executor
     _gatekeeper: Gatekeeper
-    _ask_series: traffic.AskSeries
+    _ask_series: AskSeries
     _clock: Callable[[], float]
     _wall: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._closing = asyncio.Event()
         self._live_parts = LiveParts()
+        self._traffic = TrafficReader(self._ask_series, self._wall)
         self._live = Live(self._parts, self._closing)
 
     def application(self) -> web.Application:
@@ -321,8 +324,9 @@ class Api:
             targets[name] = replicas
         if view.desired is None:
             raise NotYet("the compose files are not read yet; repeat in a second")
-        desired = replace(view.desired, targets={**view.desired.targets, **targets})
-        return replace(view, plan=plan(desired, view.observed, view.at))
+        if not view.engine_reachable:
+            raise NotYet("the Docker Engine does not answer, so nothing is planned")
+        return replace(view, plan=plan(rehearsed(view.desired, targets), view.observed, view.at))
 
     async def routes(self, request: web.Request) -> answers.Routes:
         """What HAProxy sends where."""
@@ -344,7 +348,7 @@ class Api:
 
     async def traffic(self, request: web.Request) -> answers.Traffic:
         """Requests, errors, durations and queues of the services over the last minutes, as Prometheus counted them."""
-        return await traffic.read(self._ask_series, _integer(request, "minutes", 0, 0, MOST_MINUTES), self._wall())
+        return await self._traffic.of(_integer(request, "minutes", 0, 0, MOST_MINUTES))
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """What a page shows, as server-sent events: each part at first, and again whenever it has changed."""

@@ -115,8 +115,8 @@ class Gatekeeper:
             return Caller(f"uid {uid}", ROLES[-1])
         if self._tokens:
             raise Forbidden(f"the API answers with a token only: {_HOW}; {_USERS}")
-        if "Origin" in headers and not _is_own_page(headers):
-            # A browser on this machine sends requests for any web page; this header names the page.
+        if not _is_own_page(headers):
+            # A browser on this machine sends requests for any web page; these headers tell of it.
             raise Forbidden(f"web pages may not ask without a token: {_HERE}")
         address = _address_of(peer or "")
         if address is not None and address.is_loopback:  # from inside: the host comes from a gateway
@@ -136,9 +136,10 @@ class Gatekeeper:
 
 
 def _is_own_page(headers: Mapping[str, str]) -> bool:
-    """Whether the page is the API's own. Its `Host` is checked before: no other page has that origin."""
-    host = headers.get("Host", "")
-    return headers["Origin"] in (f"http://{host}", f"https://{host}")
+    """Whether the API's own page asks, or none. `Host` is checked before, so no other page has that origin."""
+    if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return False
+    return headers.get("Origin") in (None, f"http://{headers.get('Host', '')}")
 
 
 def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +20,20 @@ HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 _KINDS: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_SERVED: Final = web.AppKey("console", Mapping[str, Path])
+"""By what comes after /console/: nothing else of the disk is ever opened."""
 
 
 def add_page(app: web.Application) -> None:
     """Serve the page at /, and its files under /console/. They tell nothing of a stack, so everybody gets them."""
+    app[_SERVED] = {path.relative_to(FILES).as_posix(): path for path in FILES.rglob("*") if path.suffix in _KINDS}
     app.router.add_get("/", page)
-    app.router.add_get("/console/{path:[a-z0-9_./-]+}", page)
+    app.router.add_get("/console/{path:.+}", page)
 
 
 async def page(request: web.Request) -> web.StreamResponse:
     """One of the page's files."""
-    path = FILES / request.match_info.get("path", "index.html")
-    kind = _KINDS.get(path.suffix)
-    if kind is None or ".." in path.parts or not path.is_file():
+    path = request.app[_SERVED].get(request.match_info.get("path", "index.html"))
+    if path is None:
         raise web.HTTPNotFound
-    return web.FileResponse(path, headers={**HEADERS, "Content-Type": f"{kind}; charset=utf-8"})
+    return web.FileResponse(path, headers={**HEADERS, "Content-Type": f"{_KINDS[path.suffix]}; charset=utf-8"})

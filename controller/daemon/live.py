@@ -40,11 +40,16 @@ class Live:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
+        self._parts(asyncio.get_running_loop().time())  # what goes wrong here is answered as an error
         self._watching += 1
         try:
             await response.prepare(request)
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                await self._send(response)
+            await self._send(response)
+        except ConnectionError:
+            pass  # the page has gone
+        except TimeoutError:  # what waits to be sent would keep the socket
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self._watching -= 1
         return response

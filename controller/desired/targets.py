@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
+from ..model.desired import Desired
 from ..model.spec import ServiceSpec, Spec
 
 
@@ -29,6 +31,14 @@ def together(
     wanted = {rule.group for name, rule in groups.items() if rule and rule.group and targets[name]}
     raised = {name: max(targets[name], 1) for name, rule in groups.items() if rule and rule.group in wanted}
     return {**targets, **raised}
+
+
+def rehearsed(desired: Desired, wanted: Mapping[str, int]) -> Desired:
+    """Return the desired state that there would be if an operator had set these numbers of replicas."""
+    demands = {name: demand for name, demand in desired.demands.items() if name not in wanted}
+    targets = together(desired.services, {**desired.targets, **wanted}, demands)
+    off = (desired.switched_off - wanted.keys()) | switched_off(desired.services, targets, wanted) & wanted.keys()
+    return replace(desired, targets=targets, demands=demands, switched_off=off)
 
 
 def switched_off(

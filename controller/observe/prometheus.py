@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -39,60 +40,67 @@ class Prometheus:
     """POST <url>/api/v1/query and query_range. `url`: the stack's own, which has the traffic of its services."""
 
     def __init__(self, url: str) -> None:
-        connector = aiohttp.TCPConnector(limit=8, keepalive_timeout=30.0)
         self._url = url.rstrip("/")
-        self._session = aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-controller"}
-        )
+        self._of_numbers, self._of_series = _session(8), _session(2)  # what people look at keeps no autoscaler waiting
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._session.close()
+        await self._of_numbers.close()
+        await self._of_series.close()
 
     async def number(self, service: str, policy: PrometheusPolicy) -> float:
         """Query once. Raises PrometheusError for a result that is not a single number."""
         asked = {"query": _SERVICE.sub(service, policy.query)}
-        status, body = await self._answer(policy.url, "query", asked, policy.timeout_s, NUMBER_LIMIT)
+        session, url = self._of_numbers, f"{policy.url}/api/v1/query"
+        status, body = await _answer(session, url, policy.url, asked, policy.timeout_s, NUMBER_LIMIT)
         return number_in(status, body, policy.url)
 
     async def series(self, query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
         """The series of a query from `start` to `end` (unix times), `step_s` seconds apart. Raises PrometheusError."""
         asked = {"query": query, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:g}"}
-        status, body = await self._answer(self._url, "query_range", asked, SERIES_WITHIN_S, SERIES_LIMIT)
-        return series_in(status, body, self._url)
+        url = f"{self._url}/api/v1/query_range"
+        status, body = await _answer(self._of_series, url, self._url, asked, SERIES_WITHIN_S, SERIES_LIMIT)
+        return await asyncio.to_thread(series_in, status, body, self._url)
 
-    async def _answer(
-        self, url: str, call: str, asked: Mapping[str, str], within_s: float, most: int
-    ) -> tuple[int, bytes]:
-        timeout = aiohttp.ClientTimeout(total=within_s)
-        try:
-            async with self._session.post(
-                f"{url}/api/v1/{call}", data=asked, timeout=timeout, allow_redirects=False
-            ) as response:
-                return response.status, await _body(response, most)
-        except TimeoutError as error:
-            raise PrometheusError(f"no answer from {url} within {within_s:g} s") from error
-        except aiohttp.ClientConnectorError as error:
-            reason = error.os_error.strerror or str(error.os_error)
-            raise PrometheusError(f"no connection to {url}: {reason}") from error
-        except (
-            aiohttp.ClientError,
-            OSError,
-            ValueError,
-            OverflowError,
-        ) as error:  # the last two: from host names and ports
-            raise PrometheusError(f"no valid answer from {url}: {str(error) or type(error).__name__}") from error
+
+def _session(connections: int) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=30.0)
+    return aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-controller"}
+    )
+
+
+async def _answer(
+    session: aiohttp.ClientSession, url: str, named: str, asked: Mapping[str, str], within_s: float, most: int
+) -> tuple[int, bytes]:
+    """Status and body of a POST; `named`: the address as errors have it. Raises PrometheusError."""
+    timeout = aiohttp.ClientTimeout(total=within_s)
+    try:
+        async with session.post(url, data=asked, timeout=timeout, allow_redirects=False) as response:
+            return response.status, await _body(response, most)
+    except TimeoutError as error:
+        raise PrometheusError(f"no answer from {named} within {within_s:g} s") from error
+    except aiohttp.ClientConnectorError as error:
+        reason = error.os_error.strerror or str(error.os_error)
+        raise PrometheusError(f"no connection to {named}: {reason}") from error
+    except (
+        aiohttp.ClientError,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:  # the last two: from host names and ports
+        raise PrometheusError(f"no valid answer from {named}: {str(error) or type(error).__name__}") from error
 
 
 async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    body = b""
+    body = bytearray()
     while chunk := await response.content.readany():
         body += chunk
         if len(body) > most:
             raise PrometheusError(
                 f"the query's answer is larger than {most >> 20} MiB; aggregate its series to one (avg, max, sum)"
             )
-    return body
+    return bytes(body)
 
 
 def number_in(status: int, body: bytes, url: str) -> float:

@@ -1,10 +1,11 @@
-"""The traffic of every service over the last minutes, as Prometheus has counted it: one query of a range. Pure.
+"""The traffic of every service over the last minutes, as Prometheus has counted it: one query of a range.
 
 The numbers are those of the dashboard, which the replicas count; of an image without metrics, HAProxy's.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from ..errors import PrometheusError
@@ -15,6 +16,7 @@ AskSeries = Callable[[str, float, float, float], Awaitable[Sequence[Series]]]
 """Returns the series of a query from a unix time to another one, so many seconds apart; raises PrometheusError."""
 
 MOST_POINTS = 90
+FRESH_S = 2.0
 LEAST_STEP_S = 5.0
 """How often Prometheus reads the replicas."""
 WINDOW_S = 30
@@ -23,6 +25,24 @@ WINDOW_S = 30
 _DURATIONS = "pierhead_request_duration_seconds_bucket"
 _ERRORS = ', code=~"5..|UNKNOWN|INTERNAL|DATA_LOSS|DEADLINE_EXCEEDED"'
 """Answers that are errors of the service: HTTP status, or the name of a gRPC status."""
+
+
+class TrafficReader:
+    """Asks once for all who want the same minutes at about the same time. `wall`: unix time."""
+
+    def __init__(self, ask: AskSeries, wall: Callable[[], float]) -> None:
+        self._ask = ask
+        self._wall = wall
+        self._last: dict[int, tuple[float, asyncio.Future[Traffic]]] = {}
+        """By minutes: when it was asked, and the answer."""
+
+    async def of(self, minutes: int) -> Traffic:
+        """The traffic of the last minutes, at most FRESH_S old."""
+        now = self._wall()
+        self._last = {key: one for key, one in self._last.items() if 0 <= now - one[0] < FRESH_S}
+        if minutes not in self._last:
+            self._last[minutes] = now, asyncio.ensure_future(read(self._ask, minutes, now))
+        return await asyncio.shield(self._last[minutes][1])
 
 
 async def read(ask: AskSeries, minutes: int, wall: float) -> Traffic:

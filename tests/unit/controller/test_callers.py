@@ -99,15 +99,18 @@ def test_a_web_page_may_not() -> None:
     assert keeper(TOKENS).admit("127.0.0.1", PAGE | bearer("r"), "read") == Caller("grafana", "read")
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:8100", "https://localhost:8100"])
-def test_the_apis_own_page_may_what_this_machine_may(origin: str) -> None:
-    own = {"Host": "localhost:8100", "Origin": origin}
+def test_the_apis_own_page_may_what_this_machine_may() -> None:
+    own = {"Host": "localhost:8100", "Origin": "http://localhost:8100", "Sec-Fetch-Site": "same-origin"}
     assert keeper().admit("172.18.0.1", own, "deploy") == Caller("this machine", "deploy")
     with pytest.raises(Forbidden, match="needs the role admin"):
         keeper().admit("172.18.0.1", own, "admin")
-    for other in ("http://localhost:8101", "http://localhost", "null", ""):
+    assert keeper().admit("172.18.0.1", {"Host": "localhost:8100", "Sec-Fetch-Site": "none"}, "read").role == "deploy"
+    for other in ("http://localhost:8101", "http://localhost", "https://localhost:8100", "null", ""):
         with pytest.raises(Forbidden, match="web pages"):
             keeper().admit("127.0.0.1", own | {"Origin": other}, "read")
+    for site in ("cross-site", "same-site"):
+        with pytest.raises(Forbidden, match="web pages"):
+            keeper().admit("127.0.0.1", {"Host": "localhost:8100", "Sec-Fetch-Site": site}, "read")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
+from yarl import URL
 
 from controller.api_tokens import digest_of, read_tokens
 from controller.daemon import live
@@ -122,7 +123,7 @@ async def test_who_asks_and_what_it_may(control: Control) -> None:
         assert (await client.get("/api/v1/live")).status == 403
 
 
-async def test_the_page_is_for_everybody_and_runs_nothing_but_its_own_files(control: Control) -> None:
+async def test_the_page_is_for_everybody_and_runs_nothing_but_its_own_files(control: Control, tmp_path: Path) -> None:
     keeper = Gatekeeper(read_tokens("secret", ""), frozenset)
     async with serving(control, keeper, web=2, api=1) as client:
         page = await client.get("/")
@@ -131,8 +132,13 @@ async def test_the_page_is_for_everybody_and_runs_nothing_but_its_own_files(cont
         for file in FILES.iterdir():
             if file.suffix in (".js", ".css", ".svg"):
                 assert (await client.get(f"/console/{file.name}")).status == 200, file
-        for path in ("console/package.json", "console/../daemon/api.py", "console/%2e%2e/errors.py", "console/none.js"):
-            assert (await client.get(f"/{path}")).status in (403, 404), path
+        outside = tmp_path / "secret.js"
+        outside.write_text("secret")
+        wrong = ("package.json", "../daemon/api.py", "%2e%2e/errors.py", "none.js", str(outside), f"/{outside}", "")
+        for path in wrong:
+            url = URL(f"{client.make_url('/console/')}{path}", encoded=True)
+            answer = await client.session.get(url)
+            assert (answer.status in (403, 404), await answer.text() != "secret") == (True, True), path
         assert (await client.get("/", headers={"Host": "evil.example"})).status == 421
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from controller.errors import PrometheusError
 from controller.observe.prometheus import Series
 from controller.status.records.answers import LatestTraffic
-from controller.status.traffic import expression, read
+from controller.status.traffic import FRESH_S, TrafficReader, expression, read
 
 NOW = 1_000.0
 
@@ -47,6 +48,24 @@ async def test_a_day_has_as_many_points_as_a_picture_shows() -> None:
 
     (web,) = (await read(ask, 1440, NOW)).services.values()
     assert len(web.rate) == 91
+
+
+async def test_all_who_ask_at_a_time_share_one_question() -> None:
+    asked: list[float] = []
+    now = [NOW]
+
+    async def ask(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
+        asked.append(end - start)
+        await asyncio.sleep(0)
+        return []
+
+    reader = TrafficReader(ask, lambda: now[0])
+    await asyncio.gather(reader.of(15), reader.of(15), reader.of(0))
+    await reader.of(15)
+    assert sorted(asked) == [0, 900]
+    now[0] += FRESH_S
+    await reader.of(15)
+    assert sorted(asked) == [0, 900, 900]
 
 
 async def test_without_prometheus_there_is_the_reason() -> None:
