@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from .api_tokens import FORM, ApiToken, read_tokens
 from .errors import SettingsError
@@ -26,7 +27,7 @@ HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
-WEBHOOK = re.compile(r"(https?://[^\s/?#@]+(/\S*)?)?")
+WEBHOOK = re.compile(r"https?://[^\s/?#@]+(/\S*)?")
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 MOST_DOMAINS = 100
 """In one certificate: what Let's Encrypt gives."""
@@ -185,7 +186,7 @@ class Settings:
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
-            webhook=reader.matching("PIERHEAD_WEBHOOK", WEBHOOK, "an http or https address", ""),
+            webhook=reader.webhook(),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
@@ -228,6 +229,19 @@ class _EnvironmentReader:
         except ValueError as error:
             self.problems.append(f"PIERHEAD_API_TOKENS: expected {FORM}, found {error}")
             return ()
+
+    def webhook(self) -> str:
+        """The address, which is a secret: an error does not show it."""
+        value = self._env.get("PIERHEAD_WEBHOOK") or ""
+        try:
+            is_address = not value or (
+                WEBHOOK.fullmatch(value) and urlsplit(value).hostname and urlsplit(value).port != 0
+            )
+        except ValueError:
+            is_address = False
+        if not is_address:
+            self.problems.append("PIERHEAD_WEBHOOK: expected an address such as https://chat.example/hooks/...")
+        return value
 
     def hosts(self, name: str) -> frozenset[str]:
         value = self.matching(name, HOSTS, "names of hosts without ports, separated by commas", "")

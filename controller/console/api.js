@@ -2,6 +2,8 @@
 
 const TOKEN = "pierhead-token";
 const RETRY_MS = [500, 1000, 2000, 5000];
+const ANSWER_MS = 30_000;
+const SILENT_MS = 40_000; // the stream says at least every 15 s that it is alive
 
 export const token = {
   get: () => sessionStorage.getItem(TOKEN) ?? "",
@@ -16,7 +18,7 @@ export class ApiError extends Error {
 }
 
 export async function call(method, path, body) {
-  const response = await request(method, path, body);
+  const response = await request(method, path, body, AbortSignal.timeout(ANSWER_MS));
   return response.json();
 }
 
@@ -27,7 +29,7 @@ async function request(method, path, body, signal) {
   let response;
   try {
     response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
-  } catch (error) {
+  } catch {
     throw new ApiError(0, "the controller does not answer");
   }
   if (response.ok) return response;
@@ -44,7 +46,7 @@ class Store {
   connection = { state: "connecting", since: Date.now(), problem: "" };
   #listeners = new Set();
   #isDue = false;
-  #abort = null;
+  #attempt = null;
 
   subscribe(listener) {
     this.#listeners.add(listener);
@@ -62,18 +64,26 @@ class Store {
 
   // Ends the present stream, if there is one, and begins another.
   watch() {
-    this.#abort?.abort();
-    this.#abort = new AbortController();
-    this.#follow(this.#abort.signal);
+    this.stop();
+    this.#attempt = new AbortController();
+    this.#follow(this.#attempt.signal);
+  }
+
+  // A browser has few connections to one address: a tab that nobody sees gives its own back.
+  stop() {
+    this.#attempt?.abort();
   }
 
   async #follow(signal) {
     for (let failures = 0; !signal.aborted; failures += 1) {
       let error = new ApiError(0, "the controller has ended the connection");
+      const silence = new AbortController();
+      const either = AbortSignal.any([signal, silence.signal]);
       try {
-        await this.#read(await request("GET", "/api/v1/live", undefined, signal), signal, () => (failures = 0));
+        const response = await request("GET", "/api/v1/live", undefined, either);
+        await this.#read(response, either, silence, () => (failures = 0));
       } catch (raised) {
-        error = raised;
+        error = silence.signal.aborted ? new ApiError(0, "the controller says nothing") : raised;
       }
       if (signal.aborted) return;
       const isRefused = error.status === 403;
@@ -83,36 +93,32 @@ class Store {
     }
   }
 
-  async #read(response, signal, isAlive) {
-    this.#forget();
+  async #read(response, signal, silence, isAlive) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    const next = { services: new Map(), events: new Map() }; // what was seen before stays until all is here again
     let rest = "";
     for (;;) {
-      const { value, done } = await reader.read();
+      const timer = setTimeout(() => silence.abort(), SILENT_MS);
+      const { value, done } = await reader.read().finally(() => clearTimeout(timer));
       if (done || signal.aborted) return;
       isAlive();
-      this.#set("live", "");
       const messages = (rest + value).split("\n\n");
       rest = messages.pop();
       for (const message of messages) {
-        if (message.startsWith("data: ")) this.#take(JSON.parse(message.slice(6)));
+        if (message.startsWith("data: ")) this.#take(next, JSON.parse(message.slice(6)));
       }
-      this.changed();
+      if (next.plan && (next.stack.settled || !this.stack?.settled)) Object.assign(this, next);
+      this.#set("live", "");
     }
   }
 
-  #forget() {
-    this.services.clear();
-    this.events.clear();
-  }
-
-  #take({ part, value }) {
+  #take(next, { part, value }) {
     const [kind, ...name] = part.split("/");
-    const kept = { service: this.services, event: this.events }[kind];
-    if (!kept) this[kind] = value;
+    const kept = { service: next.services, event: next.events }[kind];
+    if (!kept) next[kind] = value;
     else if (value === null) kept.delete(name.join("/"));
     else kept.set(name.join("/"), value);
-    if (kept === this.events && kept.size > 1000) kept.delete(kept.keys().next().value);
+    if (kept === next.events && kept.size > 1000) kept.delete(kept.keys().next().value);
   }
 
   #set(state, problem) {

@@ -17,6 +17,11 @@ const PAGES = [
 ];
 const THEME = "pierhead-theme";
 
+function skip(event) {
+  event.preventDefault(); // the address says what is shown
+  document.getElementById("main").focus();
+}
+
 function useStore() {
   const [, redraw] = useReducer((times) => times + 1, 0);
   useEffect(() => store.subscribe(redraw), []);
@@ -26,11 +31,22 @@ function useStore() {
 function usePath() {
   const [path, setPath] = useState(location.hash.slice(2));
   useEffect(() => {
-    const changed = () => setPath(location.hash.slice(2));
+    const changed = () => {
+      setPath(location.hash.slice(2));
+      document.getElementById("main").focus();
+    };
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return path.split("/").map(decodeURIComponent);
+  return path.split("/").map(decoded);
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function App() {
@@ -46,7 +62,7 @@ function App() {
     document.title = [path[0] === "services" ? path[1] : "", shown.stack?.project, "Pierhead"].filter(Boolean).join(" - ");
   });
   return html`
-    <a class="skip" href="#main">Skip to the content</a>
+    <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Header} shown=${shown} path=${path} caller=${caller} />
     <${Connection} connection=${shown.connection} />
     <main id="main" tabindex="-1">
@@ -83,8 +99,14 @@ function Header({ shown, path, caller }) {
       </nav>
       <span class="spacer"></span>
       ${caller && html`<span class="quiet" title="What you may do">${caller.name}: ${caller.role}</span>`}
+      ${token.get() && html`<button onClick=${() => enter("")}>Forget the token</button>`}
       <${Theme} />
     </header>`;
+}
+
+function enter(value) {
+  token.set(value);
+  store.watch();
 }
 
 function Theme() {
@@ -107,26 +129,27 @@ function Connection({ connection }) {
   }, []);
   if (connection.state !== "lost") return null;
   return html`
-    <p class="notice bad" role="status">
-      What is shown is ${age(connection.since / 1000)} old: ${connection.problem}. It is tried again.
+    <p class="notice bad">
+      <span role="status">What is shown is old: ${connection.problem}. It is tried again.</span> ${age(connection.since / 1000)} ago
     </p>`;
 }
 
 function AskToken({ problem }) {
   const submit = (event) => {
     event.preventDefault();
-    token.set(new FormData(event.target).get("token").trim());
-    store.watch();
+    enter(new FormData(event.target).get("token").trim());
   };
   return html`
     <form class="panel token" onSubmit=${submit}>
-      <h1>This stack asks for a token</h1>
-      <p class="quiet">${problem}</p>
-      <label>Token <input name="token" type="password" autocomplete="off" required autofocus /></label>
+      <h1>The controller does not let you in</h1>
+      <p>${problem}</p>
+      <label>Token <input name="token" type="password" autocomplete="off" pattern="[!-~ ]*" title="ASCII" autofocus /></label>
       <button>Open</button>
       <p class="quiet">It is kept until this tab is closed.</p>
     </form>`;
 }
 
+document.body.replaceChildren();
 render(html`<${App} />`, document.body);
+document.addEventListener("visibilitychange", () => (document.hidden ? store.stop() : store.watch()));
 store.watch();

@@ -5,6 +5,7 @@ import { html, useEffect, useState } from "./lib/preact.js";
 import { call } from "./api.js";
 import { Dialog, ROLES } from "./parts.js";
 
+const TYPED_MS = 300;
 const path = (name, ...below) => ["/api/v1/services", encodeURIComponent(name), ...below].join("/");
 
 const CHANGES = [
@@ -34,16 +35,18 @@ export function Changes({ row, role }) {
     ${open && html`<${open.view} row=${row} close=${close} />`}`;
 }
 
+const IN_WORDS = { auto: "The compose files, or the autoscaler, decide the number.", "": "" };
+
 function ScaleDialog({ row, close }) {
   const [wanted, setWanted] = useState(String(row.wanted));
   const isNumber = /^[0-9]{1,5}$/.test(wanted);
   const plan = useRehearsal(isNumber ? `${row.name}:${wanted}` : "");
   const send = () => call("PUT", path(row.name, "scale"), { replicas: isNumber ? Number(wanted) : "auto" });
   return html`
-    <${ChangeDialog} title=${`Scale ${row.name}`} row=${row} close=${close} send=${send} isRisky=${isNumber && Number(wanted) < row.ready}>
+    <${ChangeDialog} title=${`Scale ${row.name}`} row=${row} close=${close} send=${send} isRisky=${!isNumber || Number(wanted) < row.ready}>
       <label>Replicas, or auto <input value=${wanted} pattern="[0-9]{1,5}|auto" required onInput=${(event) => setWanted(event.target.value)} /></label>
       <h3>What would happen</h3>
-      <pre tabindex="0" class="text">${isNumber ? plan : "The files, or the autoscaler, decide the number."}</pre>
+      <pre tabindex="0" class="text">${isNumber ? plan : (IN_WORDS[wanted] ?? "Type a number, or auto.")}</pre>
     <//>`;
 }
 
@@ -53,14 +56,15 @@ function useRehearsal(scale) {
   useEffect(() => {
     let isWanted = true;
     setPlan("...");
-    if (scale) {
+    const ask = () =>
       call("GET", `/api/v1/plan?scale=${encodeURIComponent(scale)}`).then(
         (found) => isWanted && setPlan(found.text),
         (error) => isWanted && setPlan(error.message),
       );
-    }
+    const timer = scale ? setTimeout(ask, TYPED_MS) : 0;
     return () => {
       isWanted = false;
+      clearTimeout(timer);
     };
   }, [scale]);
   return plan;
@@ -70,7 +74,7 @@ function DeployDialog({ row, close }) {
   const send = () => call("POST", "/api/v1/deploy", { services: [row.name] });
   const words = row.changes.length ? row.changes.join("\n") : "The files and the image give what runs already.";
   return html`
-    <${ChangeDialog} title=${`Deploy ${row.name}`} row=${row} close=${close} send=${send}>
+    <${ChangeDialog} title=${`Deploy ${row.name}`} row=${row} close=${close} send=${send} isRisky=${true}>
       <p>Rolls out what the compose files and the image give now: ${row.offered ?? "nothing"}.</p>
       <pre tabindex="0" class="text">${words}</pre>
     <//>`;
@@ -78,9 +82,10 @@ function DeployDialog({ row, close }) {
 
 function RollbackDialog({ row, close }) {
   const [revisions, setRevisions] = useState([]);
+  const [problem, setProblem] = useState("");
   const [to, setTo] = useState("");
   useEffect(() => {
-    call("GET", path(row.name, "revisions")).then((found) => setRevisions(found.revisions), () => setRevisions([]));
+    call("GET", path(row.name, "revisions")).then((found) => setRevisions(found.revisions), (error) => setProblem(error.message));
   }, []);
   const others = revisions.filter((revision) => !revision.current);
   const send = () => call("POST", path(row.name, "rollback"), to ? { to } : {});
@@ -90,6 +95,7 @@ function RollbackDialog({ row, close }) {
         <option value="">the one before</option>
         ${others.map(({ version, image, stable }) => html`<option value=${version}>${version} ${image}${stable ? " (proven)" : ""}</option>`)}
       </select></label>
+      ${problem && html`<p class="bad">${problem}</p>`}
       <p>Its ${row.wanted} replicas are replaced as a rollout does it, without a failed request.</p>
     <//>`;
 }
@@ -113,7 +119,7 @@ function AbortDialog({ row, close }) {
 function PromoteDialog({ row, close }) {
   const send = () => call("POST", path(row.name, "promote"), {});
   return html`
-    <${ChangeDialog} title=${`Promote ${row.rollout?.to}`} row=${row} close=${close} send=${send}>
+    <${ChangeDialog} title=${`Promote ${row.rollout?.to ?? "the rollout, which has ended"}`} row=${row} close=${close} send=${send} isRisky=${true}>
       <p>The watch over the first batch ends: the rest of the replicas follows now.</p>
     <//>`;
 }

@@ -5,6 +5,8 @@ import { call } from "./api.js";
 
 const EVERY_MS = 1500;
 const TAIL = 300;
+const OVERLAP_S = 5;
+const MOST_LINES = 1000;
 
 export function Logs({ service }) {
   const [replica, setReplica] = useState("");
@@ -17,7 +19,7 @@ export function Logs({ service }) {
     .flatMap(({ name, lines, times }) => lines.map((line, number) => ({ name, line, time: times[number] })))
     .filter(({ line }) => line.toLowerCase().includes(words.toLowerCase()))
     .sort((one, other) => (one.time < other.time ? -1 : 1))
-    .slice(-1000);
+    .slice(-MOST_LINES);
   useEffect(() => {
     if (isFollowed) box.current.scrollTop = box.current.scrollHeight;
   });
@@ -34,15 +36,20 @@ export function Logs({ service }) {
 <span class="quiet">${name.slice(-6)} </span>${readable(line)}${"\n"}`)}</pre>`;
 }
 
+// The first answer has the last lines of each replica, later ones what is new; OVERLAP_S is what `pierhead logs -f` has.
 function useLogs(service, isFollowed) {
-  const [found, setFound] = useState({ logs: [], problem: "" });
+  const [found, setFound] = useState({ logs: [], at: 0, problem: "" });
+  const at = useRef(0);
+  at.current = found.at;
   useEffect(() => {
     let timer = 0;
     const ask = async () => {
-      const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}`;
+      const after = at.current ? `&after=${Math.max(0, Math.floor(at.current - OVERLAP_S))}` : "";
+      const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}${after}`;
       const answer = document.hidden ? null : await call("GET", path).catch((error) => ({ problem: error.message }));
       if (timer === null) return;
-      if (answer) setFound((before) => ({ logs: answer.replicas ?? before.logs, problem: answer.problem ?? "" }));
+      if (answer?.problem) setFound((before) => ({ ...before, problem: answer.problem }));
+      else if (answer) setFound((before) => ({ logs: joined(before.logs, answer.replicas), at: answer.at, problem: "" }));
       if (isFollowed) timer = setTimeout(ask, EVERY_MS);
     };
     ask();
@@ -52,6 +59,23 @@ function useLogs(service, isFollowed) {
     };
   }, [service, isFollowed]);
   return found;
+}
+
+// The logs with the lines that are later than those that are known. Replicas that have gone keep theirs.
+function joined(known, fresh) {
+  const logs = new Map(known.map((log) => [log.name, log]));
+  for (const { name, lines, times } of fresh) {
+    const before = logs.get(name) ?? { name, lines: [], times: [] };
+    const last = before.times.at(-1) ?? "";
+    const first = times.findIndex((time) => time > last);
+    if (first < 0) logs.set(name, before);
+    else logs.set(name, {
+      name,
+      lines: [...before.lines, ...lines.slice(first)].slice(-MOST_LINES),
+      times: [...before.times, ...times.slice(first)].slice(-MOST_LINES),
+    });
+  }
+  return [...logs.values()];
 }
 
 // A line in JSON with a level, as people read it; every other line as it is.

@@ -53,7 +53,9 @@ export function Sparkline({ values, title }) {
 export function Dialog({ title, onClose, children }) {
   const dialog = useRef(null);
   useEffect(() => {
-    dialog.current.showModal();
+    const shown = dialog.current;
+    shown.showModal();
+    return () => shown.close();
   }, []);
   return html`
     <dialog ref=${dialog} onClose=${onClose} aria-label=${title}>

@@ -4,12 +4,14 @@ import { html, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import { Replicas, Sparkline, State } from "./parts.js";
 import { bytes, count, latest, rate, seconds } from "./words.js";
 
+const MOST_COLUMNS = 8;
+
 // The services in columns: each right of all that call it. Circles of calls are cut where they close.
 export function columns(rows) {
   const known = new Map(rows.map((row) => [row.name, row]));
   const depth = new Map();
   const visit = (name, at, above) => {
-    if (above.includes(name) || (depth.get(name) ?? -1) >= at) return;
+    if (above.includes(name) || (depth.get(name) ?? -1) >= at || at > MOST_COLUMNS) return;
     depth.set(name, at);
     for (const callee of known.get(name).calls) if (known.has(callee)) visit(callee, at + 1, [...above, name]);
   };
@@ -27,7 +29,7 @@ export function Picture({ shown, traffic }) {
   return html`
     <h1 class="hidden">The stack</h1>
     <${Notices} stack=${shown.stack} traffic=${traffic} />
-    ${rows.length === 0 && html`<p>No service has an <code>x-serve</code> block yet.</p>`}
+    ${rows.length === 0 && html`<p>${shown.stack.settled ? "No service has an x-serve block." : "The compose files are not read yet."}</p>`}
     <div class="picture">
       <${Arrows} rows=${rows} />
       <section class="column" aria-label="The edge">
@@ -53,9 +55,11 @@ export function Notices({ stack, traffic }) {
     </div>`;
 }
 
+const isOpen = (row) => row.route !== null || row.grpc_services.length > 0;
+
 function Edge({ stack, rows, traffic }) {
-  const open = rows.filter((row) => row.route !== null || row.grpc_services.length);
-  const total = open.reduce((sum, row) => sum + (latest(traffic.services[row.name]?.rate) ?? 0), 0);
+  const open = rows.filter(isOpen);
+  const total = open.reduce((sum, row) => sum + (latest(traffic.services[row.name]?.edge) ?? 0), 0);
   return html`
     <div class="card edge" data-box="haproxy">
       <h2>HAProxy</h2>
@@ -97,7 +101,7 @@ function Arrows({ rows }) {
     const observer = new ResizeObserver(draw);
     observer.observe(picture);
     return () => observer.disconnect();
-  }, [rows.map((row) => `${row.name}>${row.calls}`).join()]);
+  }, [rows.map((row) => `${row.name}>${row.calls}${isOpen(row)}`).join()]);
   return html`
     <svg class="arrows" ref=${svg} aria-hidden="true">
       <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" /></marker></defs>
@@ -108,7 +112,7 @@ function Arrows({ rows }) {
 function linesIn(picture, rows) {
   const origin = picture.getBoundingClientRect();
   const box = (name) => picture.querySelector(`[data-box="${CSS.escape(name)}"]`)?.getBoundingClientRect();
-  const open = rows.filter((row) => row.route !== null || row.grpc_services.length);
+  const open = rows.filter(isOpen);
   const calls = [
     ...open.map((row) => ["haproxy", `service/${row.name}`]),
     ...rows.flatMap((row) => row.calls.map((callee) => [`service/${row.name}`, `service/${callee}`])),

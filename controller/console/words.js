@@ -2,6 +2,7 @@
 
 export function rate(value) {
   if (value == null) return "-";
+  if (value > 0 && value < 0.1) return value.toFixed(3);
   return value < 100 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
 }
 
@@ -24,7 +25,9 @@ export function count(value) {
 }
 
 export function clock(unix) {
-  return new Date(unix * 1000).toLocaleTimeString([], { hour12: false });
+  const at = new Date(unix * 1000);
+  const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString()} `;
+  return day + at.toLocaleTimeString([], { hour12: false });
 }
 
 export function age(unix) {

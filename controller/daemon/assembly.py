@@ -49,7 +49,7 @@ from .keys import MOST_KEYS, MOST_KEYS_OF_NODES, KeyCommands
 from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup
 from .nodes import NodeParts
-from .webhook import Send, Webhook
+from .webhook import LAST, Send, Webhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,8 @@ def assemble(
     scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
 
     webhook = Webhook(world.send, world.project, events, store.sent) if world.send else None
+    if webhook is None:
+        store.sent.drop(LAST)  # one that is set later begins with what happens then
     gpu_memory = GpuMemoryWatch(at.engine, background)
     gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, at.engine.places)
     publisher = Publisher(

@@ -31,12 +31,15 @@ OUTCOMES: Final = ("failed", "warning")
 """Of the events that are sent: those that `pierhead events` marks."""
 MOST_EVENTS = 50
 """In one message."""
+MOST_OF_EVENT = 700
+"""Characters of an event in the text; Slack shows 40,000 in all."""
 GATHERED_S = 2.0
 """What goes wrong rarely comes alone: events of this time share a message."""
 AGAIN_S: Final = (5.0, 300.0)
 """Shortest and longest pause before a message is sent again; doubled at each failure."""
 WITHIN_S = 10.0
-_LAST = "webhook"
+LAST = "webhook"
+"""The row of the last event that it has taken."""
 
 Send = Callable[[WebhookBody], Awaitable[None]]
 """Raises WebhookError."""
@@ -55,11 +58,11 @@ class Webhook:
 
     async def run(self) -> None:
         """Send what happens, for ever. What happened before the first run with a webhook is not sent."""
-        if _LAST not in self._sent:
-            self._sent.put(_LAST, self._events.last_seq)
+        if LAST not in self._sent:
+            self._sent.put(LAST, self._events.last_seq)
         pause_s, longest_s = AGAIN_S
         while True:
-            await self._events.wait_beyond(self._sent[_LAST])
+            await self._events.wait_beyond(self._sent[LAST])
             if not self.problem:
                 await asyncio.sleep(GATHERED_S)
             try:
@@ -80,19 +83,24 @@ class Webhook:
     async def _send_next(self) -> None:
         last = self._events.last_seq
         found = [
-            one for one in self._events.select(since=self._sent[_LAST], limit=last) if one.event.outcome in OUTCOMES
+            one for one in self._events.select(since=self._sent[LAST], limit=last) if one.event.outcome in OUTCOMES
         ]
         if len(found) > MOST_EVENTS:
             last = found[MOST_EVENTS - 1].seq
         if found:
             await self._send(body_of(self._project, found[:MOST_EVENTS]))
-        self._sent.put(_LAST, last)
+        self._sent.put(LAST, last)
 
 
 def body_of(project: str, events: Sequence[StoredEvent]) -> WebhookBody:
     """The message about some events."""
-    text = "\n".join(f"{project}: {one.event.message}" for one in events)
-    return WebhookBody(text, project, tuple(map(event_document, events)))
+    text = "\n".join(f"{project}: {one.event.message[:MOST_OF_EVENT]}" for one in events)
+    return WebhookBody(_plain(text), project, tuple(map(event_document, events)))
+
+
+def _plain(text: str) -> str:
+    """Text that a chat shows as it is: what a replica says must not become a link, or call people."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class HttpWebhook:

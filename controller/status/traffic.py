@@ -72,6 +72,7 @@ def expression(window_s: int) -> str:
         "p99_s": f"histogram_quantile(0.99, {by_bound})",
         "ongoing": 'sum by (service) (pierhead_ongoing_requests{service!=""})',
         "queued": f"sum by (service) ({waiting})",
+        "edge": by_edge,
     }
     return " or ".join(f'label_replace({part}, "what", "{what}", "", "")' for what, part in parts.items())
 

@@ -75,7 +75,7 @@ def pictures() -> Path:
 async def traffic(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
     """A steady rate that rises a little, for every service."""
     times = [start + step_s * number for number in range(round((end - start) / step_s) + 1)]
-    factors = {"rate": 1.0, "errors": 0.0, "p50_s": 1e-4, "p99_s": 1e-3, "ongoing": 0.1, "queued": 0.05}
+    factors = {"rate": 1.0, "errors": 0.0, "p50_s": 1e-4, "p99_s": 1e-3, "ongoing": 0.1, "queued": 0.05, "edge": 1.0}
     return [
         Series({"service": name, "what": what}, [(at, factor * (40 + number)) for number, at in enumerate(times)])
         for name in ("web", "ranker")
@@ -181,9 +181,26 @@ async def test_what_touches_requests_asks_for_the_name(control: Control, chromiu
         await expect(page.get_by_role("heading", name="Rollout")).to_be_visible()
 
 
+async def test_the_keyboard_is_enough(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        scale = page.get_by_role("button", name="Scale", exact=True)
+        await expect(scale).to_be_visible()
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("main")).to_be_focused()
+        await expect(page.locator("h1")).to_contain_text("web")
+        await scale.press("Enter")
+        await page.keyboard.press("Escape")
+        await expect(scale).to_be_focused()
+
+
 async def test_a_reader_sees_and_touches_nothing(control: Control, chromium: str, libraries: Path) -> None:
     async with console(control, Gatekeeper(TOKENS, frozenset)) as address, seen(chromium, libraries) as page:
         await page.goto(f"{address}#/services/web")
+        await page.get_by_label("Token").fill("\u20ac")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.get_by_text("answers with a token only")).to_be_visible()
         await page.get_by_label("Token").fill("nonsense")
         await page.get_by_role("button", name="Open").click()
         await expect(page.get_by_text("none of the tokens that this stack knows")).to_be_visible()
@@ -191,10 +208,13 @@ async def test_a_reader_sees_and_touches_nothing(control: Control, chromium: str
         await page.get_by_role("button", name="Open").click()
         await expect(page.get_by_text("viewer: read")).to_be_visible()
         await expect(page.get_by_text("2 ready, 2 wanted")).to_be_visible()
-        await expect(page.get_by_role("button")).to_have_count(0)
+        await expect(page.get_by_role("button")).to_have_text(["Forget the token"])
+        await page.get_by_role("button").click()
+        await expect(page.get_by_text("answers with a token only")).to_be_visible()
 
 
 async def test_a_controller_that_goes_and_comes_back(control: Control, chromium: str, libraries: Path) -> None:
+    """What was seen stays, with its age."""
     async with control.running(web=2) as controller, seen(chromium, libraries) as page:
         keeper = Gatekeeper((), lambda: frozenset({"127.0.0.1"}))
         server = TestServer(controller.api(keeper).application())

@@ -224,6 +224,8 @@ class ServiceTraffic(Document):
     """Requests in its replicas."""
     queued: tuple[float | None, ...]
     """Calls that wait in other services for one of its replicas."""
+    edge: tuple[float | None, ...]
+    """Requests per second that reach it through HAProxy."""
 
 
 @dataclass(frozen=True, slots=True)

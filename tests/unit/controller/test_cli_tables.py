@@ -49,7 +49,7 @@ SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
 
 
 def traffic(rate: float, p50_s: float, p99_s: float) -> ServiceTraffic:
-    return ServiceTraffic((rate,), (0.0,), (p50_s,), (p99_s,), (0.0,), (0.0,))
+    return ServiceTraffic((rate,), (0.0,), (p50_s,), (p99_s,), (0.0,), (0.0,), (0.0,))
 
 
 NOTHING = Traffic(AT, 5.0, {}, "")

@@ -14,7 +14,8 @@ from aiohttp.test_utils import TestServer
 
 from controller.daemon import webhook
 from controller.daemon.webhook import GATHERED_S, MOST_EVENTS, HttpWebhook, Webhook
-from controller.errors import WebhookError
+from controller.errors import SettingsError, WebhookError
+from controller.settings import Settings
 from controller.status.records.answers import WebhookBody
 from controller.storage.events import EventLog
 from controller.storage.file import StateFile
@@ -71,10 +72,10 @@ async def test_what_fails_or_warns_is_sent_and_what_happens_together_is_one_mess
         log.record("scale", "web: 1 -> 2 replicas", service="web", outcome="ok")
         log.record("rolled_back", "web: rolled back", service="web", outcome="failed")
         await asyncio.sleep(GATHERED_S / 2)
-        log.record("gpu_marked", "GPU-1 is lost", target="GPU-1", outcome="warning")
+        log.record("gpu_marked", "GPU-1 is lost: <!channel>", target="GPU-1", outcome="warning")
         await until(lambda: receiver.taken)
         (body,) = receiver.taken
-        assert body.text == "shop: web: rolled back\nshop: GPU-1 is lost"
+        assert body.text == "shop: web: rolled back\nshop: GPU-1 is lost: &lt;!channel&gt;"
         assert [event.kind for event in body.events] == ["rolled_back", "gpu_marked"]
         await until(lambda: store.sent["webhook"] == log.last_seq)
     async with sending(store, receiver) as (log, _):
@@ -152,3 +153,14 @@ async def test_one_that_cannot_be_reached_or_says_nothing(monkeypatch: pytest.Mo
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert "does not answer within 0.1 s" in await said_of(f"http://127.0.0.1:{port}/secret")
+
+
+@pytest.mark.parametrize(
+    "value", ["chat.example/SECRET", "ftp://chat/SECRET", "https://[x/SECRET", "https://a:99999/SECRET"]
+)
+def test_a_wrong_address_is_not_shown(value: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as failed:
+        Settings.from_env(
+            {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path), "PIERHEAD_WEBHOOK": value}
+        )
+    assert str(failed.value) == "PIERHEAD_WEBHOOK: expected an address such as https://chat.example/hooks/..."
