@@ -66,8 +66,8 @@ function joined(known, fresh) {
   const logs = new Map(known.map((log) => [log.name, log]));
   for (const { name, lines, times } of fresh) {
     const before = logs.get(name) ?? { name, lines: [], times: [] };
-    const last = before.times.at(-1) ?? "";
-    const first = times.findIndex((time) => time > last);
+    const last = before.times.at(-1);
+    const first = last === undefined ? 0 : times.findIndex((time) => time > last);
     if (first < 0) logs.set(name, before);
     else logs.set(name, {
       name,
