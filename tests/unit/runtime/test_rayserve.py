@@ -28,6 +28,7 @@ from pierhead.rayserve.config import AutoscalingConfig, HTTPOptions, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
+from pierhead.rayserve.dispatch import HandleCall
 from pierhead.rayserve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -45,6 +46,7 @@ from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
 from pierhead.rayserve.services import bound_of
 from pierhead.request import CURRENT, RequestContext
+from pierhead.tasks import end_tasks
 from pierhead.testing import local
 
 from tests.harness.waiting import PATIENCE_S, until
@@ -220,6 +222,17 @@ async def test_a_broadcast_to_a_deployment_that_has_ended_fails_at_once() -> Non
             await running.handle().broadcast("__call__", 4).results_async(timeout_s=5)
 
 
+async def test_a_broadcast_that_is_cancelled_in_its_first_turn_leaves_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    async with _run_of(Doubler.bind()) as running:
+        [dispatcher] = running._dispatchers.values()
+        task = asyncio.create_task(dispatcher.broadcast(HandleCall(_RequestContext("r"), (4,), {})))
+        await asyncio.sleep(0)
+        await end_tasks(task)
+    del task
+    gc.collect()
+    assert [each for each in recwarn if "never awaited" in str(each.message)] == []
+
+
 _SOCKETS = FastAPI()
 
 
@@ -264,7 +277,7 @@ class Blocks:
 async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     deployed = await _servant_of(Blocks.bind())
     call = asyncio.create_task(deployed.call(_RequestContext("r"), (), {}))
-    assert await asyncio.to_thread(_BEGUN.wait, 5)
+    assert await asyncio.to_thread(_BEGUN.wait, PATIENCE_S)
     call.cancel()
     await asyncio.wait([call], timeout=0.2)
     has_ended_before_its_thread = call.done()
@@ -284,7 +297,7 @@ async def test_a_request_waits_for_the_thread_of_a_cancelled_call_and_returns_it
         [replica] = service.replicas.values()
         admission = replica.server.edge.admission
         call = running.handle().remote()
-        assert await asyncio.to_thread(_BEGUN.wait, 5)
+        assert await asyncio.to_thread(_BEGUN.wait, PATIENCE_S)
         call.cancel()
 
         async def request() -> None:
