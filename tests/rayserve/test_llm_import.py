@@ -309,6 +309,46 @@ def test_a_router_s_parameters_are_those_of_the_policy_or_are_named() -> None:
     assert notes == ["applications.a.q.request_router_kwargs.do_eviction: the policy `prefix` has no such parameter"]
 
 
+ROUTED_APP = """
+from pierhead.rayserve.llm import LLMConfig, build_llm_deployment
+
+kwargs = {{"imbalanced_threshold": float("{threshold}"), "match_rate_threshold": 0.5}}
+router = {{
+    "request_router_class": "ray.serve.llm.request_router.PrefixCacheAffinityRouter", "request_router_kwargs": kwargs
+}}
+app = build_llm_deployment(
+    LLMConfig(model_loading_config={{"model_id": "q"}}, deployment_config={{"request_router_config": router}})
+)
+"""
+
+
+@pytest.mark.parametrize("threshold", ["inf", "0.5", "-1", "nan"])
+def test_a_threshold_of_the_router_that_the_policy_does_not_take_is_left_out(
+    threshold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"routed_app_{len(threshold)}{threshold[-1]}"
+    text = ROUTED_APP.format(threshold=threshold)
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found, notes = services(f"applications: [{{name: a, import_path: '{module}:app'}}]")
+    assert found["llm-q"]["x-serve"]["router"]["policy_kwargs"] == {"match_rate_threshold": 0.5}
+    why = "the policy `prefix` takes a finite number from 1 on; its default is in force"
+    assert notes == [f"applications.a.q.request_router_kwargs.imbalanced_threshold: {why}"]
+
+
+def test_names_that_begin_with_a_long_application_s_name_are_at_most_40_characters_long() -> None:
+    path = "ray.serve.llm:build_openai_app"
+    args = f"args: {{llm_configs: [{{{MODEL}}}]}}"
+    long = "An application with a name that is long"
+    found, _ = services(
+        f"applications: [{{name: a, import_path: '{path}', {args}}}, "
+        f"{{name: {long}, route_prefix: /b, import_path: '{path}', {args}}}]"
+    )
+    start = "an-application-with-a-name-t"
+    assert list(found) == ["llm-gateway", "llm-q", f"{start}-llm-gateway", f"{start}-llm-q"]
+    assert max(map(len, found)) == 40
+
+
 MODEL = "model_loading_config: {model_id: q}"
 ROUTED = "deployment_config: {request_router_config: {request_router_class: 'own_classes:MyRouter'}}"
 
