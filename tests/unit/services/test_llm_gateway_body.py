@@ -50,6 +50,10 @@ def chat(*contents: object) -> dict[str, object]:
         ({"input": "embed me"}, "embed me\n", 9),
         ({"instructions": "be kind", "input": [{"role": "user", "content": "hi"}]}, "be kind\nuser\nhi\n", 16),
         ({"prompt": {"not": "known"}}, "", 0),
+        ({"query": "who", "documents": ["a", {"text": "bc"}, {"content": [{"type": "text", "text": "d"}]}]},
+         "who\na\nbc\nd\n", 11),
+        ({"text_1": "a", "text_2": ["b", "c"]}, "a\nb\nc\n", 6),
+        ({"queries": ["a"], "documents": {"content": [{"type": "image_url"}]}}, "a\n<image_url>\n", 14),
         (chat("\ud800"), "user\n?\n", 7),
     ],
 )  # fmt: skip
@@ -337,7 +341,12 @@ def test_a_prompt_of_a_million_tokens_is_read() -> None:
 @pytest.mark.parametrize("value", ["", 1, {}, [], {"type": "text"}, {"role": "user", "content": ""}])
 def test_a_prompt_in_very_many_pieces_is_counted_by_its_body(value: object) -> None:
     values = [value] * (MAX_PIECES + 1)
-    for body in ({"messages": values}, {"prompt": ["", *values]}, {"messages": [{"content": values}]}):
+    for body in (
+        {"messages": values},
+        {"prompt": ["", *values]},
+        {"messages": [{"content": values}]},
+        {"documents": values},
+    ):
         assert prompt_text(body, 4_000_000) == (prompt_text(body).beginning, 4_000_000)
 
 
