@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from pierhead.errors import Backpressure, SettingsError
 from pierhead.llm.mock.engine import MockEngine
 from pierhead.llm.objects import ChatCompletionRequest
+from pierhead.llm.server.background import to_its_end
 from pierhead.llm.server.engine import EngineStats
 from pierhead.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
 from pierhead.llm.server.models.adapters import Adapters
@@ -258,6 +261,31 @@ async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(lora
         await adapters.load("b")
     await adapters.unload("a")
     await adapters.load("b")
+
+
+# --------------------------------------------------------------------------------------------------------- background
+
+
+async def test_work_whose_caller_has_left_is_kept_until_its_end() -> None:
+    waiting: list[weakref.ref[asyncio.Future[None]]] = []
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(weakref.ref(future))
+        await future
+        ended.set()
+
+    caller = asyncio.create_task(to_its_end(work()))
+    await until(lambda: bool(waiting), "the work has begun")
+    caller.cancel()
+    await asyncio.wait([caller])
+    del caller
+    gc.collect()
+    future = waiting[0]()
+    assert future is not None
+    future.set_result(None)
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
