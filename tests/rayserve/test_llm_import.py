@@ -268,14 +268,16 @@ def test_a_class_that_a_builder_is_given_by_its_path_is_used() -> None:
 def test_the_drain_of_a_model_does_not_shorten_its_requests() -> None:
     path = "ray.serve.llm:build_llm_deployment"
 
-    def block(drain_s: int) -> dict[str, Any]:
+    def block(drain_s: int) -> tuple[dict[str, Any], list[str]]:
         args = f"{{llm_config: {{{MODEL}, deployment_config: {{graceful_shutdown_timeout_s: {drain_s}}}}}}}"
-        found, _ = services(f"applications: [{{name: a, import_path: '{path}', args: {args}}}]")
+        found, notes = services(f"applications: [{{name: a, import_path: '{path}', args: {args}}}]")
         serve: dict[str, Any] = found["llm-q"]["x-serve"]
-        return {name: value for name, value in serve.items() if name.endswith("timeout_s")}
+        return {name: value for name, value in serve.items() if name.endswith("timeout_s")}, notes
 
-    assert block(300) == {"request_timeout_s": 600.0}
-    assert block(900) == {"request_timeout_s": 600.0, "graceful_shutdown_timeout_s": 900.0}
+    found, [note] = block(300)
+    assert found == {"request_timeout_s": 600.0}
+    assert note.endswith(".graceful_shutdown_timeout_s: a drain takes request_timeout_s, which is 600 s, and 5 s")
+    assert block(900) == ({"request_timeout_s": 600.0, "graceful_shutdown_timeout_s": 900.0}, [])
 
 
 def test_models_whose_names_make_one_service_name_get_numbers() -> None:

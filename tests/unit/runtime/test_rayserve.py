@@ -136,6 +136,13 @@ def test_options_without_effect_are_named() -> None:
     assert set(options.without_effect()) == {"rolling_update_percentage", "runtime_env"}
 
 
+@pytest.mark.parametrize(("drain_s", "is_named"), [(24.0, True), (25.0, False), (26.0, False)])
+def test_a_drain_that_is_shorter_than_requests_is_named(drain_s: float, is_named: bool) -> None:
+    options = DeploymentOptions().changed(graceful_shutdown_timeout_s=drain_s)
+    words = "a drain takes request_timeout_s, which is 20 s, and 5 s"
+    assert options.without_effect(20.0) == ({"graceful_shutdown_timeout_s": words} if is_named else {})
+
+
 # ---- applications as services
 
 
