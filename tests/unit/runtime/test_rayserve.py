@@ -322,6 +322,33 @@ async def test_a_request_waits_for_the_thread_of_a_cancelled_call_and_returns_it
         assert (seen.inflight, seen.full) == (0, False)
 
 
+async def test_a_request_that_was_refused_after_its_grant_does_not_count_against_the_bound_again() -> None:
+    _BEGUN.clear()
+    _MAY_END.clear()
+    async with _run_of(Blocks.options(max_queued_requests=1).bind()) as running:
+        call = running.handle().remote()
+        assert await asyncio.to_thread(_BEGUN.wait, PATIENCE_S)
+
+        async def request() -> None:
+            async with running.at_a_replica(_RequestContext("r")):
+                pass
+
+        async def request_until_one_may_wait() -> None:
+            while True:
+                try:
+                    return await request()
+                except BackPressureError:
+                    await asyncio.sleep(0)
+
+        first = asyncio.create_task(request())
+        await until(lambda: running.waiting == 1, "the first waits")
+        second = asyncio.create_task(request_until_one_may_wait())
+        call.cancel()
+        await until(lambda: running.waiting == 2, "the first was granted the place of the thread, and waits again")
+        _MAY_END.set()
+        await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_S)
+
+
 _YIELDED: list[int] = []
 _CLOSED = threading.Event()
 
