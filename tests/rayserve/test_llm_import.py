@@ -268,14 +268,16 @@ def test_a_class_that_a_builder_is_given_by_its_path_is_used() -> None:
 def test_the_drain_of_a_model_does_not_shorten_its_requests() -> None:
     path = "ray.serve.llm:build_llm_deployment"
 
-    def block(drain_s: int) -> dict[str, Any]:
+    def block(drain_s: int) -> tuple[dict[str, Any], list[str]]:
         args = f"{{llm_config: {{{MODEL}, deployment_config: {{graceful_shutdown_timeout_s: {drain_s}}}}}}}"
-        found, _ = services(f"applications: [{{name: a, import_path: '{path}', args: {args}}}]")
+        found, notes = services(f"applications: [{{name: a, import_path: '{path}', args: {args}}}]")
         serve: dict[str, Any] = found["llm-q"]["x-serve"]
-        return {name: value for name, value in serve.items() if name.endswith("timeout_s")}
+        return {name: value for name, value in serve.items() if name.endswith("timeout_s")}, notes
 
-    assert block(300) == {"request_timeout_s": 600.0}
-    assert block(900) == {"request_timeout_s": 600.0, "graceful_shutdown_timeout_s": 900.0}
+    found, [note] = block(300)
+    assert found == {"request_timeout_s": 600.0}
+    assert note.endswith(".graceful_shutdown_timeout_s: a drain takes request_timeout_s, which is 600 s, and 5 s")
+    assert block(900) == ({"request_timeout_s": 600.0, "graceful_shutdown_timeout_s": 900.0}, [])
 
 
 def test_models_whose_names_make_one_service_name_get_numbers() -> None:
@@ -307,6 +309,46 @@ def test_a_router_s_parameters_are_those_of_the_policy_or_are_named() -> None:
         "policy_kwargs": {"imbalance_threshold": 5, "match_rate_threshold": 0.5, "max_chars": 8192},
     }
     assert notes == ["applications.a.q.request_router_kwargs.do_eviction: the policy `prefix` has no such parameter"]
+
+
+ROUTED_APP = """
+from pierhead.rayserve.llm import LLMConfig, build_llm_deployment
+
+kwargs = {{"imbalanced_threshold": float("{threshold}"), "match_rate_threshold": 0.5}}
+router = {{
+    "request_router_class": "ray.serve.llm.request_router.PrefixCacheAffinityRouter", "request_router_kwargs": kwargs
+}}
+app = build_llm_deployment(
+    LLMConfig(model_loading_config={{"model_id": "q"}}, deployment_config={{"request_router_config": router}})
+)
+"""
+
+
+@pytest.mark.parametrize("threshold", ["inf", "0.5", "-1", "nan"])
+def test_a_threshold_of_the_router_that_the_policy_does_not_take_is_left_out(
+    threshold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"routed_app_{len(threshold)}{threshold[-1]}"
+    text = ROUTED_APP.format(threshold=threshold)
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found, notes = services(f"applications: [{{name: a, import_path: '{module}:app'}}]")
+    assert found["llm-q"]["x-serve"]["router"]["policy_kwargs"] == {"match_rate_threshold": 0.5}
+    why = "the policy `prefix` takes a finite number from 1 on; its default is in force"
+    assert notes == [f"applications.a.q.request_router_kwargs.imbalanced_threshold: {why}"]
+
+
+def test_names_that_begin_with_a_long_application_s_name_are_at_most_40_characters_long() -> None:
+    path = "ray.serve.llm:build_openai_app"
+    args = f"args: {{llm_configs: [{{{MODEL}}}]}}"
+    long = "An application with a name that is long"
+    found, _ = services(
+        f"applications: [{{name: a, import_path: '{path}', {args}}}, "
+        f"{{name: {long}, route_prefix: /b, import_path: '{path}', {args}}}]"
+    )
+    start = "an-application-with-a-name-t"
+    assert list(found) == ["llm-gateway", "llm-q", f"{start}-llm-gateway", f"{start}-llm-q"]
+    assert max(map(len, found)) == 40
 
 
 MODEL = "model_loading_config: {model_id: q}"

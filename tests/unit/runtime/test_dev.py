@@ -382,22 +382,30 @@ def test_no_two_processes_get_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_replica_is_ill_by_its_answer_or_by_three_that_do_not_come(
     answers: list[int | None], is_ill: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its probes are answered in turn; None = not in time."""
-    monkeypatch.setattr(processes, "PROBE_S", 0.5)
+    """Its probes are answered in turn; None = not in time, which is short for those alone."""
     monkeypatch.setattr(processes, "WATCH_S", 0.01)
+    is_ready = processes._is_ready
     left = iter(answers)
+    status: int | None = None
     all_answered = asyncio.Event()
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        status = next(left, 0)
-        if status == 0:
+    async def probe(port: int) -> bool | None:
+        nonlocal status
+        try:
+            status = next(left)
+        except StopIteration:
             all_answered.set()
-        elif status is not None:
+            return await asyncio.Event().wait()
+        monkeypatch.setattr(processes, "PROBE_S", 0.05 if status is None else PATIENCE_S)
+        return await is_ready(port)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if status is not None:
             writer.write(f"HTTP/1.1 {status} x\r\n\r\n".encode())
-            await reader.read(1)
         await reader.read()  # until the probe has gone
         writer.close()
 
+    monkeypatch.setattr(processes, "_is_ready", probe)
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         ports = (0, 0, server.sockets[0].getsockname()[1])
         facts = ServiceFacts({}, {}, has_http=True, grpc_service="")

@@ -28,6 +28,7 @@ from pierhead.rayserve.config import AutoscalingConfig, HTTPOptions, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
+from pierhead.rayserve.dispatch import HandleCall
 from pierhead.rayserve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -45,6 +46,7 @@ from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
 from pierhead.rayserve.services import bound_of
 from pierhead.request import CURRENT, RequestContext
+from pierhead.tasks import end_tasks
 from pierhead.testing import local
 
 from tests.harness.waiting import PATIENCE_S, until
@@ -134,6 +136,13 @@ def test_options_without_effect_are_named() -> None:
     assert set(options.without_effect()) == {"rolling_update_percentage", "runtime_env"}
 
 
+@pytest.mark.parametrize(("drain_s", "is_named"), [(24.0, True), (25.0, False), (26.0, False)])
+def test_a_drain_that_is_shorter_than_requests_is_named(drain_s: float, is_named: bool) -> None:
+    options = DeploymentOptions().changed(graceful_shutdown_timeout_s=drain_s)
+    words = "a drain takes request_timeout_s, which is 20 s, and 5 s"
+    assert options.without_effect(20.0) == ({"graceful_shutdown_timeout_s": words} if is_named else {})
+
+
 # ---- applications as services
 
 
@@ -220,6 +229,17 @@ async def test_a_broadcast_to_a_deployment_that_has_ended_fails_at_once() -> Non
             await running.handle().broadcast("__call__", 4).results_async(timeout_s=5)
 
 
+async def test_a_broadcast_that_is_cancelled_in_its_first_turn_leaves_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    async with _run_of(Doubler.bind()) as running:
+        [dispatcher] = running._dispatchers.values()
+        task = asyncio.create_task(dispatcher.broadcast(HandleCall(_RequestContext("r"), (4,), {})))
+        await asyncio.sleep(0)
+        await end_tasks(task)
+    del task
+    gc.collect()
+    assert [each for each in recwarn if "never awaited" in str(each.message)] == []
+
+
 _SOCKETS = FastAPI()
 
 
@@ -264,7 +284,7 @@ class Blocks:
 async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     deployed = await _servant_of(Blocks.bind())
     call = asyncio.create_task(deployed.call(_RequestContext("r"), (), {}))
-    assert await asyncio.to_thread(_BEGUN.wait, 5)
+    assert await asyncio.to_thread(_BEGUN.wait, PATIENCE_S)
     call.cancel()
     await asyncio.wait([call], timeout=0.2)
     has_ended_before_its_thread = call.done()
@@ -284,7 +304,7 @@ async def test_a_request_waits_for_the_thread_of_a_cancelled_call_and_returns_it
         [replica] = service.replicas.values()
         admission = replica.server.edge.admission
         call = running.handle().remote()
-        assert await asyncio.to_thread(_BEGUN.wait, 5)
+        assert await asyncio.to_thread(_BEGUN.wait, PATIENCE_S)
         call.cancel()
 
         async def request() -> None:
@@ -300,6 +320,33 @@ async def test_a_request_waits_for_the_thread_of_a_cancelled_call_and_returns_it
         assert (began_before_the_thread_ended, places, admission.ongoing) == ([], [1, 1], 0)
         [seen] = running._pool().replicas()
         assert (seen.inflight, seen.full) == (0, False)
+
+
+async def test_a_request_that_was_refused_after_its_grant_does_not_count_against_the_bound_again() -> None:
+    _BEGUN.clear()
+    _MAY_END.clear()
+    async with _run_of(Blocks.options(max_queued_requests=1).bind()) as running:
+        call = running.handle().remote()
+        assert await asyncio.to_thread(_BEGUN.wait, PATIENCE_S)
+
+        async def request() -> None:
+            async with running.at_a_replica(_RequestContext("r")):
+                pass
+
+        async def request_until_one_may_wait() -> None:
+            while True:
+                try:
+                    return await request()
+                except BackPressureError:
+                    await asyncio.sleep(0)
+
+        first = asyncio.create_task(request())
+        await until(lambda: running.waiting == 1, "the first waits")
+        second = asyncio.create_task(request_until_one_may_wait())
+        call.cancel()
+        await until(lambda: running.waiting == 2, "the first was granted the place of the thread, and waits again")
+        _MAY_END.set()
+        await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_S)
 
 
 _YIELDED: list[int] = []

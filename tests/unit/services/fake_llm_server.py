@@ -80,6 +80,9 @@ class FakeLLMServer(LLMServerServicer):
             yield LLMReply(status=200, content_type="audio/mpeg", data=b"\x00\x01")
             yield LLMReply(data=b"\x02")
             return
+        if fake == "uncounted":
+            yield LLMReply(status=200, data=b"{}", usage=Usage())
+            return
         answer: dict[str, Any] = {"rpc": rpc, "text": "".join(self.words)}
         if body.get("kv_transfer_params"):
             answer["kv_transfer_params"] = self.transfer

@@ -372,6 +372,26 @@ async def test_a_whole_answer_is_charged_by_what_was_used(gateway: Stand) -> Non
     assert await charge_of(gateway, fake="refuse") == "0", "what the engine refuses costs nothing"
 
 
+@pytest.mark.parametrize(
+    ("path", "charge"),
+    [
+        (CHAT, "9"),
+        ("/v1/embeddings", "9"),
+        ("/classify", "9"),
+        ("/v1/audio/speech", "9"),
+        ("/invocations", "9"),
+        ("/tokenize", "0"),
+        ("/v1/detokenize", "0"),
+        ("/v1/messages/count_tokens", "0"),
+    ],
+)
+async def test_a_prompt_that_the_engine_does_not_count_is_charged_where_paths_cost_tokens(
+    gateway: Stand, path: str, charge: str
+) -> None:
+    assert await charge_of(gateway, path, fake="uncounted") == charge
+    assert await charge_of(gateway, path, fake="refuse") == "0"
+
+
 async def test_a_stream_is_charged_with_the_next_answer_of_its_key(gateway: Stand) -> None:
     assert await charge_of(gateway, stream=True, max_tokens=10**9) == "0"
     assert [await charge_of(gateway, key="b"), await charge_of(gateway), await charge_of(gateway)] == ["12", "24", "12"]

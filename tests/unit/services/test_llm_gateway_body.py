@@ -50,6 +50,10 @@ def chat(*contents: object) -> dict[str, object]:
         ({"input": "embed me"}, "embed me\n", 9),
         ({"instructions": "be kind", "input": [{"role": "user", "content": "hi"}]}, "be kind\nuser\nhi\n", 16),
         ({"prompt": {"not": "known"}}, "", 0),
+        ({"query": "who", "documents": ["a", {"text": "bc"}, {"content": [{"type": "text", "text": "d"}]}]},
+         "who\na\nbc\nd\n", 11),
+        ({"text_1": "a", "text_2": ["b", "c"]}, "a\nb\nc\n", 6),
+        ({"queries": ["a"], "documents": {"content": [{"type": "image_url"}]}}, "a\n<image_url>\n", 14),
         (chat("\ud800"), "user\n?\n", 7),
     ],
 )  # fmt: skip
@@ -128,6 +132,17 @@ def read(body: dict[str, object], *hosts: str) -> str:
         ({"input": [{"text": "a", "image": INSIDE}]}, "input[0].image"),
         (chat("see") | {"documents": [{"video": [INSIDE]}]}, "documents[0].video"),
         (chat([{"type": "image", "image": INSIDE}]), "messages[0].content[0].image"),
+        ({"messages": [{"role": "user", "Content": [image(INSIDE)]}]}, "messages[0].Content[0].image_url"),
+        ({"input": [{"type": "function_call_output", "OUTPUT": [image(INSIDE)]}]}, "input[0].OUTPUT[0].image_url"),
+        ({"prompt": "a", "image_url": INSIDE}, "image_url"),
+        ({"prompt": "a", "Video_URL": {"url": INSIDE}}, "Video_URL"),
+        ({"prompt": "a", "file_url": [INSIDE]}, "file_url"),
+        ({"prompt": "a", "images": [["iVBORw0KGgo=", [INSIDE]]]}, "images"),
+        ({"prompt": "a", "images": [[{"url": INSIDE}]]}, "images"),
+        ({"input": [{"image": {"image_url": INSIDE}}]}, "input[0].image.image_url"),
+        ({"input": [{"image": [{"image_url": {"url": INSIDE}}]}]}, "input[0].image.image_url"),
+        (chat([{"type": "document", "source": {"type": "content", "content": [{"source": {"url": INSIDE}}]}}]),
+         "messages[0].content[0].source.content[0].source"),
     ],
 )  # fmt: skip
 def test_an_address_of_a_client_is_refused_wherever_it_stands(body: dict[str, object], param: str) -> None:
@@ -162,6 +177,8 @@ def test_hosts_that_the_operator_names_are_allowed(address: str) -> None:
         chat([{"type": "image_url", "image_url": None, "uuid": "seen before"}, {"type": "text", "text": INSIDE}]),
         chat("hi") | {"tools": [{"type": "function", "function": {"parameters": {"properties": {"image_url": {}}}}}]},
         chat("hi") | {"tools": [{"type": "mcp", "server_url": INSIDE}], "metadata": {"url": INSIDE}},
+        chat("hi") | {"metadata": {"image": "registry/app:1.2", "images": [INSIDE], "content": [image(INSIDE)]}},
+        chat([{"type": "search_result", "source": INSIDE}]) | {"documents": [{"url": INSIDE, "text": "a"}]},
         chat("hi") | {"audio": {"voice": "alloy", "format": "wav"}, "images": None},
         {"prompt": "a", "images": ["/9j/4AAQSkZJRgABAQ==", "iVBORw0KGgo="], "audio": "UklGR-_iQ"},
     ],
@@ -324,7 +341,12 @@ def test_a_prompt_of_a_million_tokens_is_read() -> None:
 @pytest.mark.parametrize("value", ["", 1, {}, [], {"type": "text"}, {"role": "user", "content": ""}])
 def test_a_prompt_in_very_many_pieces_is_counted_by_its_body(value: object) -> None:
     values = [value] * (MAX_PIECES + 1)
-    for body in ({"messages": values}, {"prompt": ["", *values]}, {"messages": [{"content": values}]}):
+    for body in (
+        {"messages": values},
+        {"prompt": ["", *values]},
+        {"messages": [{"content": values}]},
+        {"documents": values},
+    ):
         assert prompt_text(body, 4_000_000) == (prompt_text(body).beginning, 4_000_000)
 
 

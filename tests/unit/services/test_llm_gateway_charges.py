@@ -45,11 +45,10 @@ def test_what_is_kept_is_bounded() -> None:
         (Usage(prompt_tokens=7, completion_tokens=3), 2, Used(7, 3)),
         (Usage(finish_reason="stop"), 2, Used(5, 2)),
         (Usage(completion_tokens=3), 2, Used(5, 3)),
-        (Usage(), 0, Used(0, 0)),
+        (Usage(), 0, Used(5, 0)),
     ],
 )
 def test_a_prompt_that_the_engine_does_not_count_is_estimated(usage: Usage, tokens: int, used: Used) -> None:
-    """But that of a request for which nothing is generated, such as one for its tokens."""
     meter = Meter(0.0)
     meter.begun = True
     meter.note(LLMReply(status=200, tokens=tokens, usage=usage), 1.0)

@@ -27,7 +27,7 @@ from pierhead.llm.v1.llm_pb2 import LLMReply
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from tests.harness.openai_server import Handler, handler_of, serving
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_S, until
 
 
 def engine_at(url: str, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> OpenAIEngine:
@@ -363,8 +363,11 @@ async def test_a_server_that_is_gone_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_kept_connection_that_the_server_closes_is_replaced_by_a_new_one(stream: bool) -> None:
+async def test_a_kept_connection_that_the_server_closes_is_replaced_by_a_new_one(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp closes each connection after a stream, without saying so: the next request may still be written."""
+    monkeypatch.setattr(openai_engine, "CLOSED_WITHIN_S", PATIENCE_S)
     used: list[asyncio.Transport | None] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -382,7 +385,8 @@ async def test_a_kept_connection_that_the_server_closes_is_replaced_by_a_new_one
     assert len(used) == 5, "three requests, of which two were written to a connection that was closed"
 
 
-async def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
+async def test_a_new_connection_that_the_server_closes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_engine, "CLOSED_WITHIN_S", PATIENCE_S)
     asked: list[str] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -398,15 +402,14 @@ async def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
     assert len(asked) == 2, "by the connection that was kept, and by a new one"
 
 
-async def test_a_request_that_the_server_may_have_begun_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_the_server_may_have_begun_is_not_sent_again() -> None:
     """A connection that was closed before is noticed at once."""
-    monkeypatch.setattr(openai_engine, "CLOSED_WITHIN_S", 0.05)
     asked: list[str] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.method == "POST":
             asked.append(request.path)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
             assert request.transport is not None
             request.transport.close()
         return web.Response()

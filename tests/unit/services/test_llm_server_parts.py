@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from pierhead.errors import Backpressure, SettingsError
 from pierhead.llm.mock.engine import MockEngine
 from pierhead.llm.objects import ChatCompletionRequest
+from pierhead.llm.server.background import to_its_end
 from pierhead.llm.server.engine import EngineStats
 from pierhead.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
 from pierhead.llm.server.models.adapters import Adapters
@@ -204,6 +207,50 @@ async def test_several_requests_for_a_remote_one_fetch_it_once(tmp_path: Path) -
     assert (asked, adapters.held) == (["s3://bucket/loras/a"], ("a",))
 
 
+async def test_at_most_as_many_are_looked_for_at_a_time_as_may_be_loaded(tmp_path: Path) -> None:
+    looked_for: list[str] = []
+    may_end = threading.Event()
+
+    def fetch(source: str, cache: Path, report: Any) -> Path:
+        looked_for.append(source)
+        may_end.wait(PATIENCE_S)
+        raise SourceNotFoundError("nothing is stored there")
+
+    adapters = await some_adapters("s3://bucket/loras", 2, fetch=fetch)
+    asks = [asyncio.ensure_future(adapters.load(f"none{number}")) for number in range(8)]
+    await until(lambda: len(looked_for) >= 2, "two are looked for")
+    await asyncio.wait(asks, timeout=0.1)
+    at_a_time = len(looked_for)
+    may_end.set()
+    outcomes = await asyncio.gather(*asks, return_exceptions=True)
+    assert {type(each) for each in outcomes} == {LLMRequestError}
+    assert (at_a_time, len(looked_for)) == (2, 8)
+
+
+async def test_one_that_loads_is_not_fetched_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    def fetch(source: str, cache: Path, report: Any) -> Path:
+        asked.append(source)
+        return tmp_path
+
+    class Slow(MockEngine):
+        async def load_adapter(self, adapter: str, path: str) -> None:
+            begun.set()
+            await may_end.wait()
+            await super().load_adapter(adapter, path)
+
+    adapters = await some_adapters("s3://bucket/loras", 2, fetch=fetch, engine=Slow(MOCK))
+    first = asyncio.ensure_future(adapters.load("a"))
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    second = asyncio.ensure_future(adapters.load("a"))
+    await asyncio.wait([second], timeout=0.1)
+    may_end.set()
+    await asyncio.gather(first, second)
+    assert (asked, adapters.held) == (["s3://bucket/loras/a"], ("a",))
+
+
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:
     adapters = await some_adapters(loras, 1, "a")
     await adapters.pin_only([])
@@ -214,6 +261,31 @@ async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(lora
         await adapters.load("b")
     await adapters.unload("a")
     await adapters.load("b")
+
+
+# --------------------------------------------------------------------------------------------------------- background
+
+
+async def test_work_whose_caller_has_left_is_kept_until_its_end() -> None:
+    waiting: list[weakref.ref[asyncio.Future[None]]] = []
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(weakref.ref(future))
+        await future
+        ended.set()
+
+    caller = asyncio.create_task(to_its_end(work()))
+    await until(lambda: bool(waiting), "the work has begun")
+    caller.cancel()
+    await asyncio.wait([caller])
+    del caller
+    gc.collect()
+    future = waiting[0]()
+    assert future is not None
+    future.set_result(None)
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import grpc
 
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.replica import Replica
+from pierhead.calls.replica import CONNECT_S, Replica
 from pierhead.classes.contract import ClassMethod, Contract
 from pierhead.classes.service import Bound, Service
 from pierhead.classes.threads import in_thread
@@ -85,20 +87,22 @@ def handle_on(cls: type[Service], channel: grpc.aio.Channel) -> ClassHandle:
     return ClassHandle(ClassStub(cls.__contract__, channel), CallOptions())
 
 
-async def each_replica(bound: Bound) -> list[Awaitable[ClassHandle]]:
-    """For each replica of a bound service that does not drain, once there is one: a handle whose calls go to it alone.
+async def each_replica(bound: Bound) -> list[Callable[[], Awaitable[ClassHandle]]]:
+    """For each replica of a bound service that does not drain, once there is one: what makes a handle whose calls go to
+    it alone.
 
-    Awaiting it waits until the replica may be called, and raises NoReplica for one that has gone. So does this where
-    none will come. Both raise NoReplica after the time that the current request, or else any call, may take.
+    That waits until the replica may be called, at most CONNECT_S, and raises NoReplica for one that has gone. So does
+    this where none will come. Both raise NoReplica shortly before the end of the time that the current request, or else
+    any call, may take: the caller is to learn the reason.
     """
     binding = HandleChannel(bound.name).binding()
     pool, request = binding.pool, current_request()
-    limit_s = binding.timeout_s if request is None else min(binding.timeout_s, request.remaining_s())
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + min(binding.timeout_s, math.inf if request is None else request.remaining_s())
 
-    async def wait_for(is_there: Callable[[], object], what: str) -> None:
+    async def wait_for(is_there: Callable[[], object], what: str, most_s: float = math.inf) -> None:
+        limit_s = min(most_s, binding.patience(deadline - time.monotonic(), returned=True))
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
+            async with asyncio.timeout(limit_s):
                 while not is_there():
                     if (hopeless := pool.hopeless()) is not None:
                         raise hopeless
@@ -108,7 +112,7 @@ async def each_replica(bound: Bound) -> list[Awaitable[ClassHandle]]:
 
     async def handle_at(replica: Replica) -> ClassHandle:
         name = f"{replica.name} of {bound.name}"
-        await wait_for(lambda: replica.callable or replica.drains, f"{name} cannot be called")
+        await wait_for(lambda: replica.callable or replica.drains, f"{name} cannot be called", CONNECT_S)
         if replica.drains:
             raise NoReplica(f"{name} has gone, or drains")
         kwargs = {"replica": replica.name}
@@ -119,7 +123,7 @@ async def each_replica(bound: Bound) -> list[Awaitable[ClassHandle]]:
         return sorted((each for each in pool.replicas() if not each.drains), key=lambda each: each.name)
 
     await wait_for(found, f"no replica of {bound.name} can be called")
-    return [handle_at(replica) for replica in found()]
+    return [partial(handle_at, replica) for replica in found()]
 
 
 def options(

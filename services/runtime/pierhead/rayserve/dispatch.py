@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple, cast
 
@@ -76,9 +76,9 @@ class Dispatcher:
         """
         request = self._request(call)
 
-        async def at(coming: Awaitable[Any]) -> Any:
+        async def at(handle: Callable[[], Awaitable[Any]]) -> Any:
             try:
-                return self._result(await (await coming).call(request))
+                return self._result(await (await handle()).call(request))
             except PierheadError as error:
                 raise translated(error, self.id, self._options) from None
 

@@ -239,11 +239,12 @@ class _Translation:
             if logging and options.logging_config is None:
                 given = {key: value for key, value in logging.items() if value is not None}
                 options = options.changed(logging_config=given)
-            block = options.x_serve(self._request_timeout_s or part.definition["x-serve"].get("request_timeout_s"))
+            longest_s = self._request_timeout_s or part.definition["x-serve"].get("request_timeout_s")
+            block = options.x_serve(longest_s)
         except (ValueError, TypeError, RayServeException) as error:
             self._note(here, str(error))
             return {}, {}
-        for key, words in options.without_effect().items():
+        for key, words in options.without_effect(longest_s).items():
             self._note(f"{here}.{key}", words)
         if options.user_config is not None and not isinstance(options.user_config, Mapping):
             self._note(f"{here}.user_config", "x-serve.user_config is a mapping; the value in the code stays in force")

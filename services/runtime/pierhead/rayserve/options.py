@@ -45,6 +45,8 @@ NO_EFFECT: Final[Mapping[str, str]] = {
 }
 """Options that are accepted, change nothing in containers, and what stands in their place."""
 
+_DRAIN: Final = "graceful_shutdown_timeout_s"
+
 REFUSED: Final[Mapping[str, str]] = {
     "gang_scheduling_config": "nothing here places groups of replicas together",
     "deployment_actors": "there are no actors; run the shared state as a deployment of its own with one replica",
@@ -178,20 +180,23 @@ class DeploymentOptions:
         if "graceful_shutdown_wait_loop_s" in self.given:
             found["graceful_shutdown_wait_loop_s"] = max(0.25, float(self.graceful_shutdown_wait_loop_s))
         # A drain takes as long as requests may: without this key it is that much.
-        if (
-            "graceful_shutdown_timeout_s" in self.given
-            and self.graceful_shutdown_timeout_s > longest_s + DRAIN_MARGIN_S
-        ):
-            found["graceful_shutdown_timeout_s"] = float(self.graceful_shutdown_timeout_s)
+        if _DRAIN in self.given and self.graceful_shutdown_timeout_s > longest_s + DRAIN_MARGIN_S:
+            found[_DRAIN] = float(self.graceful_shutdown_timeout_s)
         if "max_surge_percent" in self.given:
             surge = -(-self.max_surge_percent * self.first_replicas // 100)
             found["rollout"] = {"max_surge": surge, "max_unavailable": 0 if surge else 1}
         return found
 
-    def without_effect(self) -> dict[str, str]:
-        """The given options that change nothing in containers, and what stands in their place."""
+    def without_effect(self, longest_s: float | None = None) -> dict[str, str]:
+        """The given options that change nothing in containers, and what stands in their place. `longest_s`: as for
+        `x_serve`.
+        """
         given = self.given | set(self.ray_actor_options or ())
-        return {name: words for name, words in NO_EFFECT.items() if name in given}
+        found = {name: words for name, words in NO_EFFECT.items() if name in given}
+        longest_s = longest_s or ServeBlock.request_timeout_s
+        if _DRAIN in given and self.graceful_shutdown_timeout_s < longest_s + DRAIN_MARGIN_S:
+            found[_DRAIN] = f"a drain takes request_timeout_s, which is {longest_s:g} s, and {DRAIN_MARGIN_S:g} s"
+        return found
 
 
 def _refuse(given: dict[str, Any], known: Collection[str]) -> None:

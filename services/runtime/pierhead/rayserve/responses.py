@@ -242,8 +242,8 @@ async def _serve_plain(deployed: DeployedObject, scope: Scope, receive: Receive,
 
 
 def fit_for(scope: Scope, send: Send) -> Send:
-    """`send`, which for a WebSocket that was not accepted makes of a response what refuses it: without the server's
-    extension for responses that is a close, which has no status of ours.
+    """A `send` that turns a response to a WebSocket into a refusal. A server without the extension for responses gets a
+    close.
     """
     if scope["type"] != "websocket":
         return send

@@ -159,8 +159,9 @@ class RunningApplication:
     async def _lease(self, call: _RequestContext) -> tuple[CallPlace, LoopReplica]:
         """A lease on a replica that has admitted the request."""
         replicas, pool = self._runner.services[self._services[self.built.ingress]].replicas, self._pool()
+        most_waiting = self._ingress.options.max_queued_requests
         while True:
-            lease = await self._turn(call)
+            lease = await self._turn(call, most_waiting)
             if (replica := replicas.get(lease.replica.name)) is not None:  # else it was replaced a moment ago
                 admission = replica.server.edge.admission
                 if admission.enter_while_draining() is None:
@@ -169,19 +170,19 @@ class RunningApplication:
                     return lease, replica
                 pool.refused(lease, admission.ongoing)  # a call that was cancelled is there until its thread ends
             lease.end()
+            most_waiting = -1  # its place in the queue counted already
 
-    async def _turn(self, call: _RequestContext) -> CallPlace:
+    async def _turn(self, call: _RequestContext, most_waiting: int) -> CallPlace:
         options = self._ingress.options
         pool = self._pool()
         pool.watch(self._router)
         tell_routers(self._ingress_id, options.max_ongoing_requests, call, (), {})
-        most = options.max_queued_requests
         request = FrontRequest(call.route, call.session_id or None, call.multiplexed_model_id or None)
         try:
-            return await lease_in_turn(pool, self._router, request, most_waiting=most, wait_s=LONGEST_S)
+            return await lease_in_turn(pool, self._router, request, most_waiting=most_waiting, wait_s=LONGEST_S)
         except LineFull:
             answer = options.backpressure_config
-            raise BackPressureError(most, most, answer.status_code, answer.retry_after_s) from None
+            raise BackPressureError(most_waiting, most_waiting, answer.status_code, answer.retry_after_s) from None
 
     # ---- status
 

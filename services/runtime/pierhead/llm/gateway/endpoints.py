@@ -24,6 +24,8 @@ class RequestKind:
     """Whether it is answered with events where the body's `stream` is true, else with one JSON object."""
     anthropic: bool = False
     """Whether it belongs to Anthropic's API, whose errors have another form."""
+    is_free: bool = False
+    """Whether its prompt costs no tokens, as no model reads it."""
 
 
 def _passed(path: str) -> RequestKind:
@@ -34,14 +36,16 @@ CHAT: Final = RequestKind("Chat", "/v1/chat/completions", messages=True, generat
 COMPLETIONS: Final = RequestKind("Completions", "/v1/completions", generates=True, streams=True)
 EMBEDDINGS: Final = RequestKind("Embeddings", "/v1/embeddings")
 SCORE: Final = RequestKind("Score", "/v1/score")
-TOKENIZE: Final = RequestKind("Tokenize", "/tokenize")
-DETOKENIZE: Final = RequestKind("Detokenize", "/detokenize")
+TOKENIZE: Final = RequestKind("Tokenize", "/tokenize", is_free=True)
+DETOKENIZE: Final = RequestKind("Detokenize", "/detokenize", is_free=True)
 RERANK: Final = _passed("/v1/rerank")
 CLASSIFY: Final = _passed("/classify")
 POOLING: Final = _passed("/pooling")
 RESPONSES: Final = RequestKind("PassThrough", "/v1/responses", streams=True)
 MESSAGES: Final = RequestKind("PassThrough", "/v1/messages", messages=True, streams=True, anthropic=True)
-COUNT_TOKENS: Final = RequestKind("PassThrough", "/v1/messages/count_tokens", messages=True, anthropic=True)
+COUNT_TOKENS: Final = RequestKind(
+    "PassThrough", "/v1/messages/count_tokens", messages=True, anthropic=True, is_free=True
+)
 INVOCATION: Final = _passed("/invocations")
 OTHER: Final = _passed("")
 STORED: Final = _passed("")

@@ -29,7 +29,7 @@ from pierhead.llm.gateway.errors import (
     wrong_form,
 )
 from pierhead.llm.gateway.keys import TOKENS, checked_key
-from pierhead.llm.gateway.meter import Meter
+from pierhead.llm.gateway.meter import Meter, Used
 from pierhead.llm.gateway.models.model_map import ModelRoute, Site
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
@@ -262,9 +262,12 @@ class ClientExchange:
     def _whole(self, status: int, body: bytes, content_type: str) -> web.Response:
         if status >= 400 and self._endpoint.anthropic:
             body = anthropic_body(status, body)
-        charge = self._charge(self._meter.used(self._asked).charged)
+        charge = self._charge(self._used().charged)
         headers = {**self._headers, **charge, hdrs.CONTENT_TYPE: content_type or JSON}
         return web.Response(status=status, body=body, headers=headers)
+
+    def _used(self, *, gave_up: bool = False) -> Used:
+        return self._meter.used(None if self._endpoint.is_free else self._asked, gave_up=gave_up)
 
     def _charge(self, tokens: int = 0) -> dict[str, str]:
         """The header that tells HAProxy what the request's key has used, with these tokens; none without a key."""
@@ -277,7 +280,7 @@ class ClientExchange:
     def _account(self, code: str) -> None:
         """Count the request, which has ended. `code`: the HTTP status that it ended with."""
         gateway, key = self._gateway, self._key.name
-        used = self._meter.used(self._asked, gave_up=code in GAVE_UP)
+        used = self._used(gave_up=code in GAVE_UP)
         if key:
             gateway.charges.add(key, used.charged - self._charged)
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())

@@ -51,14 +51,16 @@ class Meter:
             self._last_at = now
 
     def used(self, asked: RequestParts | None, *, gave_up: bool = False) -> Used:
-        """The tokens used: the engine's count, else an estimate. `gave_up`: the client left before the end. Its prompt
-        counts nevertheless: else clients that leave at once would use nothing of their limits.
+        """The tokens used: the engine's count, else an estimate of the prompt. `asked`: None = it costs nothing.
+        `gave_up`: the client left before the end. Its prompt counts nevertheless: else clients that leave at once would
+        use nothing of their limits.
         """
         estimate = 0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens
         last = self._last
         if last is not None and last.HasField("usage"):
-            usage, made = last.usage, last.usage.completion_tokens or self._counted
-            return Used(usage.prompt_tokens or (estimate if made else 0), made, usage.cached_tokens)
+            usage = last.usage
+            made = usage.completion_tokens or self._counted
+            return Used(usage.prompt_tokens or estimate, made, usage.cached_tokens)
         return Used(estimate, self._counted)
 
     def count(

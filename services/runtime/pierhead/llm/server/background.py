@@ -11,12 +11,15 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from pierhead.tasks import retrieve
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_WORKING: Final[set[asyncio.Task[Any]]] = set()
+"""Work whose caller may have left: the event loop alone does not keep a task alive."""
 
 
 async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -47,5 +50,7 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """Await work, which continues to its end if the caller is cancelled."""
     task = asyncio.create_task(work)
+    _WORKING.add(task)
+    task.add_done_callback(_WORKING.discard)
     task.add_done_callback(retrieve)
     return await asyncio.shield(task)

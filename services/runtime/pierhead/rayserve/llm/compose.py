@@ -5,6 +5,7 @@ engine that is a user's own runs in the user's image. Pure.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ GATEWAY: Final = "__rayserve_gateway__"
 """The attribute of an ingress's class that says whether the stack's gateway can take its place."""
 SERVERS: Final = "pierhead.rayserve.llm.deployment"
 """The module of the servers that are no user's own."""
+_GATEWAY_NAME: Final = "llm-gateway"
 _LONGEST_NAME: Final = 40
 """Of a service, in characters."""
 _PREFIX_KWARGS: Final = {
@@ -50,8 +52,9 @@ def compose_parts(
     classes = {name: path for name, each in servers.items() if (path := _class_of(each, configs[name])) is not None}
     if classes and image is None:
         return None
-    start = re.sub("[^a-z0-9]+", "-", prefix.lower()).strip("-") + "-" if prefix else ""
-    gateway_name = f"{start}llm-gateway"
+    longest = _LONGEST_NAME - len(f"-{_GATEWAY_NAME}")
+    start = re.sub("[^a-z0-9]+", "-", prefix.lower()).strip("-")[:longest].rstrip("-") + "-" if prefix else ""
+    gateway_name = f"{start}{_GATEWAY_NAME}"
     parts: dict[str, ComposePart] = {}
     for name, each in servers.items():
         part = _server(each, configs[name], start, classes.get(name), image)
@@ -120,12 +123,11 @@ def _server(
     notes = {f"{config.model_id}.{field}": words for field, words in parts.notes.items()}
     router = options.request_router_config
     if router is not None and "PrefixCacheAffinityRouter" in router_of(router)["policy"]:
-        kwargs, unknown = _prefix_kwargs(router.request_router_kwargs)
+        kwargs, left_out = _prefix_kwargs(router.request_router_kwargs)
         given["request_router_config"] = RequestRouterConfig(
             request_router_class="prefix", request_router_kwargs=kwargs
         )
-        for name in unknown:
-            words = "the policy `prefix` has no such parameter"
+        for name, words in left_out.items():
             notes[f"{config.model_id}.request_router_kwargs.{name}"] = words
     said = parts.config.model_copy(update={"server_cls": server_cls})
     definition = llm_service(said, gpus=gpus >= 1, image=image if server_cls else None)
@@ -140,11 +142,16 @@ def _server(
     return ComposePart(name, False, options.changed(**given), definition, notes)
 
 
-def _prefix_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of PrefixCacheAffinityRouter as those of the policy `prefix`, and the names of the others."""
-    found = {
-        _PREFIX_KWARGS[name]: value for name, value in given.items() if name in _PREFIX_KWARGS and value is not None
-    }
+def _prefix_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parameters of PrefixCacheAffinityRouter as those of the policy `prefix`, and why others are left out."""
+    left_out = {name: "the policy `prefix` has no such parameter" for name in given if name not in _PREFIX_KWARGS}
+    threshold = given.get("imbalanced_threshold")
+    is_taken = isinstance(threshold, int | float) and 1 <= threshold < math.inf  # inf is Ray Serve's default
+    if threshold is not None and not is_taken:
+        left_out["imbalanced_threshold"] = (
+            "the policy `prefix` takes a finite number from 1 on; its default is in force"
+        )
+    found = {_PREFIX_KWARGS[name]: value for name, value in given.items() if name not in left_out and value is not None}
     if "max_chars" in found:
         found["max_chars"] = max(MOST_CHARS, found["max_chars"])
-    return found, [name for name in given if name not in _PREFIX_KWARGS]
+    return found, left_out

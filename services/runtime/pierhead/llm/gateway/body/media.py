@@ -37,33 +37,38 @@ def refuse_addresses(body: Mapping[str, object], hosts: Collection[str]) -> None
 
 
 def _addresses(body: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Each address in a body, after the member that has it. Arguments of tools are no parts of messages."""
-    for name, value in body.items():
-        if name.casefold() in _CONTENT_OR_ADDRESS:
-            yield from ((name, address) for address in _not_base64(value))
-    waiting: list[tuple[str, object]] = list(body.items())
+    """Each address in a body, after the member that has it. Arguments of tools are no parts of messages, and `metadata`
+    is free text.
+    """
+    read = {name: value for name, value in body.items() if name.casefold() != "metadata"}
+    waiting: list[tuple[str, str, object]] = [("", "", read)]
     while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, list):
-            waiting += [(f"{name}[{i}]", each) for i, each in enumerate(value) if isinstance(each, (list, dict))]
-        elif isinstance(value, dict):
-            for member, inner in value.items():
-                if member in ("content", "output") and isinstance(inner, list):
-                    waiting.append((f"{name}.{member}", inner))
-                elif member.casefold() in _MEMBERS:
-                    yield from ((f"{name}.{member}", address) for address in _urls(member, inner))
-                elif member.casefold() in _CONTENT_OR_ADDRESS:
-                    yield from ((f"{name}.{member}", address) for address in _not_base64(inner))
+        where, kind, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += _members(where, kind, value)
+        elif isinstance(value, list):
+            kinds = (list, dict, str) if kind else (list, dict)  # a prompt has a million texts or numbers
+            found = [(i, each) for i, each in enumerate(value) if isinstance(each, kinds)]
+            waiting += [(where if kind else f"{where}[{i}]", kind, each) for i, each in found]
+        elif isinstance(value, str) and _is_address(kind, value):
+            yield where, value
 
 
-def _urls(member: str, value: object) -> list[str]:
-    if isinstance(value, dict):
-        found = [each for name, each in value.items() if name.casefold() == "url"]
-    else:
-        found = [] if member == "source" else [value]  # the source of a search's result is a title
-    return [each for each in found if isinstance(each, str)]
+def _members(where: str, kind: str, value: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
+    """The members of an object that an engine may fetch something for: where each is, of which kind, and its value.
+    `kind`: the member of media that the object belongs to; "" = none.
+    """
+    for member, inner in value.items():
+        name, path = member.casefold(), f"{where}.{member}" if where else member
+        if name in _MEMBERS or name in _CONTENT_OR_ADDRESS:
+            yield path, name, inner
+        elif kind and name == "url":
+            yield where, name if kind == "source" else kind, inner
+        elif not where or (name in ("content", "output") and isinstance(inner, list)):
+            yield path, "", inner
 
 
-def _not_base64(value: object) -> list[str]:
-    found = [url for each in (value if isinstance(value, list) else [value]) for url in _urls("", each)]
-    return [each for each in found if ":" in each or "." in each]
+def _is_address(kind: str, text: str) -> bool:
+    if kind in _CONTENT_OR_ADDRESS:
+        return ":" in text or "." in text  # else base64
+    return kind not in ("", "source")  # the source of a search's result is a title

@@ -19,6 +19,9 @@ during them.
 CHARACTERS_PER_TOKEN = 4
 """OpenAI's rule of thumb for English."""
 
+_RANKED = ("query", "queries", "documents", "text_1", "text_2")
+"""Members of requests to rank texts, or to score them."""
+
 
 class PromptText(NamedTuple):
     """The beginning and the length of a prompt."""
@@ -35,8 +38,8 @@ class PromptText(NamedTuple):
 
 
 def prompt_text(body: Mapping[str, object], size: int = 0) -> PromptText:
-    """Flatten `messages`, else `prompt`, else `instructions` and `input`. A form that is not OpenAI's is
-    skipped: the engine refuses it. `size`: of the body, in bytes.
+    """Flatten `messages`, else `prompt`, else `instructions` and `input` and what is ranked or scored. A form that is
+    not OpenAI's is skipped: the engine refuses it. `size`: of the body, in bytes.
     """
     pieces: list[str] = []
     total = 0
@@ -72,10 +75,12 @@ def _pieces(body: Mapping[str, object]) -> Pieces:
     if prompt is not None:
         return _prompt(prompt)
     given = body.get("input")
-    instructions = _text(body.get("instructions"))
     if isinstance(given, list) and any(isinstance(item, dict) for item in given):
-        return chain(instructions, _messages(given))
-    return chain(instructions, _prompt(given))
+        inputs = _messages(given)
+    else:
+        inputs = _prompt(given)
+    ranked = (_ranked(body[name]) for name in _RANKED if name in body)
+    return chain(_text(body.get("instructions")), inputs, *ranked)
 
 
 def _text(text: object) -> Pieces:
@@ -118,6 +123,16 @@ def _prompt(prompt: object) -> Pieces:
     else:
         for item in prompt:
             yield from _numbers(item) if isinstance(item, list) else _text(item)
+
+
+def _ranked(given: object) -> Pieces:
+    """One or several: texts, objects with a `text`, and those with parts as a message has them."""
+    for each in given if isinstance(given, list) else [given]:
+        if isinstance(each, dict):
+            yield "", 0
+            yield from _content(each.get("content", [each]))
+        else:
+            yield from _text(each)
 
 
 def _numbers(tokens: list[object]) -> Pieces:

@@ -61,6 +61,8 @@ class Adapters:
         self._report = report
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
         self._finding: dict[str, asyncio.Task[Path]] = {}
+        self._turns = asyncio.Semaphore(self._bound)
+        """For looking for adapters: each takes a thread, and a listing or a download."""
         self._found: dict[str, Path] = {}
         """Where the files are of adapters that wait for a place, or load."""
         self._pins: dict[str, ModelUse[LoadedAdapter]] = {}
@@ -152,7 +154,7 @@ class Adapters:
         """A use that was entered. The adapter is found before it gets a place: what does not exist evicts no other."""
         use = self._loaded(adapter)
         if adapter not in self.held:
-            self._found[adapter] = await self._find_once(adapter)
+            self._found[adapter] = self._found.get(adapter) or await self._find_once(adapter)
         try:
             await use.__aenter__()
         finally:
@@ -163,15 +165,19 @@ class Adapters:
         """What `_find` finds, for all who ask at the same time."""
         finding = self._finding.get(adapter)
         if finding is None:
-            finding = self._finding[adapter] = asyncio.create_task(self._find(adapter))
+            finding = self._finding[adapter] = asyncio.create_task(self._find_in_turn(adapter))
             finding.add_done_callback(lambda _: self._finding.pop(adapter))
             finding.add_done_callback(retrieve)
         return await asyncio.shield(finding)
 
+    async def _find_in_turn(self, adapter: str) -> Path:
+        async with self._turns:
+            return await self._find(adapter)
+
     async def _load(self, adapter: str) -> LoadedAdapter:
         """Cancelled when the replica ends. A load that the engine has begun is then awaited: the engine may have the
         adapter all the same, and the cache has to unload it."""
-        path = self._found.get(adapter) or await self._find(adapter)
+        path = self._found.get(adapter) or await self._find_once(adapter)
         loading = asyncio.ensure_future(self._engine.load_adapter(adapter, str(path)))
         try:
             await asyncio.shield(loading)

@@ -156,7 +156,7 @@ def message_of(body: bytes) -> str:
 
 
 def decodes_in(text: bytes) -> list[bytes]:
-    """The lines of a page of metrics that change whenever llama.cpp decodes: it counts tokens at an answer's end."""
+    """The lines of a page of metrics that change at each decode. llama.cpp counts tokens only when an answer ends."""
     return _DECODES.findall(text)
 
 

@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 LARGEST_METRICS = 4 * 1024 * 1024
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCH_EVERY_S = 5.0
-CLOSED_WITHIN_S = 1.0
-"""A kept connection that the server had closed is noticed by then. Later, the server may have begun the request."""
+CLOSED_WITHIN_S = 0.2
+"""A kept connection that the server had closed is noticed by then: its reset takes one way to the server and back. A
+server that breaks off later may have begun the request, and would do the same work again.
+"""
 LISTED_S = 5.0
 """For how long an adapter that the server has listed counts as there, so that not each request for it costs another."""
 METRICS_LAST_S = 30.0
