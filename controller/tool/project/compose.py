@@ -44,8 +44,8 @@ class Compose:
 
     @property
     def own(self) -> Mapping[str, str]:
-        """The variables of a program that reads the same files."""
-        return {"COMPOSE_FILE": self.stack.files, **self.variables}
+        """The variables of a program that reads the same files, and asks the API of this stack, whatever the shell names."""
+        return {"COMPOSE_FILE": self.stack.files, "PIERHEAD_API_URL": "", **self.variables}
 
     def read(self, *words: str) -> Done:
         """Run it, and return what it printed."""

@@ -132,6 +132,7 @@ def test_up_goes_from_the_engine_to_addresses() -> None:
     (asked,) = user.calls("wait-ready --serving --quiet --timeout 300")
     assert user.calls("up --detach|wait-ready")[-1] == asked
     assert user.calls(" status$")[-1] == user.programs.calls[-1]
+    assert user.programs.variables[-1]["PIERHEAD_API_URL"] == "", "this stack is meant, whatever the shell names"
     addresses = [line.split() for line in "\n".join(user.said).splitlines() if line.startswith("  ")]
     assert addresses == [
         ["a", f"{HTTP}:8000/a"],
@@ -139,7 +140,7 @@ def test_up_goes_from_the_engine_to_addresses() -> None:
         ["gate", f"{HTTP}:8000/v1/models"],
         ["recsys", f"{HTTP}:8000/mine"],
         ["gRPC", "127.0.0.1:9000"],
-        ["API", f"{HTTP}:8100"],
+        ["console", f"{HTTP}:8100"],
         ["HAProxy", f"{HTTP}:8404"],
         ["Prometheus", f"{HTTP}:9090"],
     ]
