@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ..build import current_build
+from ..status.records.answers import Traffic
+from ..status.records.services import Services
 from . import feeds, tables
 from . import output as out
 from .api import ControllerApi
-from .errors import CommandError
+from .bundle import NO_API, Section
+from .client import mismatch
+from .errors import CommandError, Unreachable
 from .project.programs import Programs
 from .project.project import Project
+
+T = TypeVar("T")
 
 LINES = "200"
 """Of each log."""
 EVENTS = "1000"
 """As many as are kept."""
 PROGRAM_S = 30.0
-WIDTH = 160
 PROGRAMS = Programs()
 _QUESTIONS = {
     "engine": ("docker", "version"),
@@ -34,28 +42,32 @@ _QUESTIONS = {
 _OWN = ("haproxy", "controller", "prometheus")
 
 
-def sections(api: ControllerApi, programs: Programs = PROGRAMS) -> Iterator[tuple[str, str]]:
-    """Each has what could be had, or why it could not."""
-    document = api.services()
-    yield "about", _about(document.project)
-    yield "status", out.plain(tables.status(document, api.traffic(), WIDTH), WIDTH)
-    yield "plan", _answered(lambda: api.plan().text)
-    yield "events", _answered(partial(_events, api))
-    yield "services", _answered(lambda: document)
-    yield "routes", _answered(api.routes)
-    for row in document.services:
-        yield f"revisions of {row.name}", _answered(partial(api.revisions, row.name))
-        yield f"logs of {row.name}", _answered(partial(_logs, api, row.name))
+def sections(api: ControllerApi, project: str, programs: Programs = PROGRAMS) -> Iterator[Section]:
+    """What the programs say comes first: it is there without the API, too. What could not be had says why.
+
+    `project`: the stack's name; "": as the API says.
+    """
+    document, services = _answered("services", api.services)
+    project = project or (document.project if document else "pierhead")
+    yield Section("about", _about(project))
     for title, words in _QUESTIONS.items():
-        yield title, _printed(programs, *(word.format(project=document.project) for word in words))
+        yield _printed(programs, title, *(word.format(project=project) for word in words))
     for name in _OWN:
-        yield f"logs of {name}", _printed(programs, "docker", "logs", "--tail", LINES, f"{document.project}-{name}-1")
+        yield _printed(programs, f"logs of {name}", "docker", "logs", "--tail", LINES, f"{project}-{name}-1")
+    yield _answered("status", partial(_status, api, document))[1] if document else replace(services, title="status")
+    yield _answered("plan", lambda: api.plan().text)[1]
+    yield _answered("events", partial(_events, api))[1]
+    yield services
+    yield _answered("routes", api.routes)[1]
+    for row in document.services if document else ():
+        yield _answered(f"revisions of {row.name}", partial(api.revisions, row.name))[1]
+        yield _answered(f"logs of {row.name}", partial(_logs, api, row.name))[1]
 
 
-def settings() -> Mapping[str, str]:
-    """The variables of this process, and those of the project's .env."""
+def written() -> Mapping[str, str]:
+    """The variables of the project's .env; none where this process sees no project."""
     directory = os.environ.get("PIERHEAD_PROJECT_DIR")
-    return {**(Project(Path(directory)).env_file().values() if directory else {}), **os.environ}
+    return Project(Path(directory)).env_file().values() if directory else {}
 
 
 def _about(project: str) -> str:
@@ -78,14 +90,30 @@ def _logs(api: ControllerApi, service: str) -> str:
     return "\n".join(f"{replica.name} | {line}" for replica in replicas for line in replica.lines)
 
 
-def _answered(ask: Callable[[], object]) -> str:
+def _status(api: ControllerApi, document: Services) -> str:
+    """Its lines are not wrapped: a secret has to be on one line to be seen."""
     try:
+        traffic = api.traffic()
+    except CommandError as error:
+        traffic = Traffic(document.at, 0.0, {}, str(error))
+    return out.plain(tables.status(document, traffic, out.ENDLESS))
+
+
+def _answered(title: str, ask: Callable[[], T]) -> tuple[T | None, Section]:
+    """The answer, None where there is none, and its section."""
+    try:
+        if reason := os.environ.get(NO_API):
+            raise Unreachable(reason)
         found = ask()
     except CommandError as error:
-        return f"not available: {error}"
-    return found if isinstance(found, str) else out.json_text(found, indent=2)
+        return None, Section(title, str(error), is_missing=True)
+    except (KeyError, TypeError) as error:
+        unread = mismatch(error) or f"the answer cannot be read ({type(error).__name__}: {error})"
+        return None, Section(title, str(unread), is_missing=True)
+    return found, Section(title, found if isinstance(found, str) else json.loads(out.json_text(found)))
 
 
-def _printed(programs: Programs, *words: str) -> str:
+def _printed(programs: Programs, title: str, *words: str) -> Section:
     done = programs.read(*words, timeout_s=PROGRAM_S)
-    return f"{done.output}{done.errors}" if done.status == 0 else f"not available: {done.reason}"
+    is_missing = done.status != 0
+    return Section(title, done.reason if is_missing else f"{done.output}{done.errors}", is_missing)

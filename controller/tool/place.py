@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ControllerError, InvalidRequest
+from .bundle import NO_API
 from .project import handover, stack_files
 from .project.engines import OF_NODES
 from .project.programs import Programs
@@ -28,6 +29,8 @@ HERE = (
     *("--help", "-h"),
 )
 WITHOUT_A_STACK = ("validate", "llm build")
+ALSO_WITHOUT_AN_API = ("bundle",)
+"""The commands that work where no API can be asked. They have the reason in a variable."""
 OF_THE_MACHINE = ("node init", "node join", "node token")
 LOG_LINES = "200"
 EXAMPLES: Mapping[str, tuple[str, str]] = {
@@ -95,7 +98,12 @@ def decide(
         return Here()
     if asks and project.is_clone and not stack_files.is_from(project.root):
         return Here({"PIERHEAD_API_URL": _NOWHERE})
-    return _in_project(words, ProjectStack(project, environment, programs), warn, asks=asks, needs_none=needs_none)
+    try:
+        return _in_project(words, ProjectStack(project, environment, programs), warn, asks=asks, needs_none=needs_none)
+    except NoStack as error:
+        if command not in ALSO_WITHOUT_AN_API:
+            raise
+        return Here({"PIERHEAD_PROJECT_DIR": str(project.root), NO_API: str(error)})
 
 
 _NOWHERE = "http://127.0.0.1:9"

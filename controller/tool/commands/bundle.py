@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,12 @@ def register(app: typer.Typer) -> None:
 def bundle(file: Written, force: Overwrite = False) -> None:
     """Write what explains the stack's state into a file: status, plan, events, traffic, versions, ends of logs.
 
-    Secrets of .env, and what is named or formed as a secret, are removed. Read the file before you send it: requests
-    may be in logs.
+    Where the controller does not answer, the file has what the engine and the logs say, and why there is no more.
+
+    Values of .env, but for the stack's own settings, are removed, and so is what is named or formed as a secret. Where
+    several machines run the stack, the command runs without .env and the engine: there only what is named or formed as
+    a secret is removed, and the sections of the engine and of the stack's own logs are missing. Read the file before
+    you send it: requests may be in logs.
 
     Example: pierhead bundle stack.txt
     """
@@ -37,8 +42,10 @@ def bundle(file: Written, force: Overwrite = False) -> None:
         raise BadInput(f"{file} exists; choose another name, or overwrite it with --force")
     from .. import gather  # imported when needed: with the API's records, which help and completion do not need
 
-    sections = list(gather.sections(connect()))
-    text = texts.bundle(sections, texts.secrets_of(gather.settings()))
+    written = gather.written()
+    project = {**written, **os.environ}.get("COMPOSE_PROJECT_NAME", "")
+    sections = list(gather.sections(connect(), project))
+    text = texts.bundle(sections, texts.secrets_of(written, os.environ))
     if file == STANDARD:
         out.say(text)
         return

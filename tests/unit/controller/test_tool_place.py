@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from controller.errors import ControllerError, InvalidRequest
+from controller.tool.bundle import NO_API
 from controller.tool.place import Here, There, decide
 from controller.tool.project import stack_files
 from controller.tool.project.engines import ProjectEngine
@@ -161,6 +162,19 @@ def test_without_a_controller_it_says_what_to_do(docker: dict[str, Done | str], 
     asked = Typing(docker, {"_PIERHEAD_COMPLETE": "complete_bash"}).types("")
     assert isinstance(asked, Here), "a shell's question makes no noise"
     assert user.warnings == []
+
+
+@pytest.mark.parametrize("docker", [{"ps": ""}, {}, runs(ports="8100/tcp")])
+def test_a_bundle_is_made_without_an_api_and_has_the_reason(docker: dict[str, Done | str]) -> None:
+    where = Typing(docker).types("bundle stack.txt")
+    assert where == Here({"PIERHEAD_PROJECT_DIR": str(ROOT), NO_API: Typing(docker).refused("status")})
+
+
+def test_a_bundle_of_a_project_that_was_never_started_has_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text("services: {}\n")
+    where = Typing(start=tmp_path).types("bundle stack.txt")
+    assert isinstance(where, Here)
+    assert where.variables[NO_API].endswith("does not run. Start it with: pierhead up")
 
 
 def test_where_docker_does_not_let_the_user_in_the_port_is_asked() -> None:
