@@ -44,7 +44,7 @@ class Compose:
 
     @property
     def own(self) -> Mapping[str, str]:
-        """The variables of a program that reads the same files, and asks the API of this stack, whatever the shell names."""
+        """The variables of a program that reads the same files, and asks this stack's API, whatever the shell names."""
         return {"COMPOSE_FILE": self.stack.files, "PIERHEAD_API_URL": "", **self.variables}
 
     def read(self, *words: str) -> Done:
