@@ -190,7 +190,7 @@ class Edge:
         return not any(row.sessions for row in seen.values())
 
     async def logged(self, count: int) -> list[dict[str, Any]]:
-        """The access log, once it has so many lines."""
+        """The access log, once it has so many lines, by the time of the requests: HAProxy has several threads."""
         lines: list[dict[str, Any]] = []
 
         async def enough() -> bool:
@@ -198,7 +198,7 @@ class Edge:
             return len(lines) >= count
 
         await until(enough, f"the access log has {count} lines")
-        return lines
+        return sorted(lines, key=lambda line: str(line["time"]))
 
     async def metrics(self) -> str:
         async with ClientSession() as client, client.get(f"http://{self.container.ip}:8404/metrics") as answer:
