@@ -150,11 +150,23 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 async def test_who_does_not_and_the_log_says_why(closed: Edge) -> None:
-    for name, (text, _) in REFUSED.items():
-        code, error, headers = await error_of(closed, "/echo", headers=bearer(text) if text else {})
-        assert (code, error["code"], headers["www-authenticate"]) == (401, "invalid_token", "Bearer"), name
-    lines = await closed.logged(len(REFUSED))
-    faults = dict(zip(REFUSED, (line["token_fault"] for line in lines), strict=True))
+    names = {f"request-{number}": name for number, name in enumerate(REFUSED)}
+    faults: dict[str, str] = {}
+    lines: list[dict[str, Any]] = []
+
+    async def all_are_told() -> bool:
+        """HAProxy leaves a line out where the thread that writes another one has no processor: ask again."""
+        for request_id, name in names.items():
+            if name not in faults:
+                text, _ = REFUSED[name]
+                headers = {"x-request-id": request_id, **(bearer(text) if text else {})}
+                code, error, answered = await error_of(closed, "/echo", headers=headers)
+                assert (code, error["code"], answered["www-authenticate"]) == (401, "invalid_token", "Bearer"), name
+        lines[:] = await closed.logged(1)
+        faults.update({names[line["request_id"]]: line["token_fault"] for line in lines})
+        return len(faults) == len(REFUSED)
+
+    await until(all_are_told, "each refusal has a line")
     assert faults == {name: fault for name, (_, fault) in REFUSED.items()}
     assert {(line["status"], line["key"]) for line in lines} == {(401, "")}
     assert closed.replicas[0].requests == 0
