@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { call } from "./api.js";
+import { usePolling } from "./polling.js";
 
 const EVERY_MS = 1500;
 const TAIL = 300;
@@ -41,23 +42,14 @@ function useLogs(service, isFollowed) {
   const [found, setFound] = useState({ logs: [], at: 0, problem: "" });
   const at = useRef(0);
   at.current = found.at;
-  useEffect(() => {
-    let timer = 0;
-    const ask = async () => {
-      const after = at.current ? `&after=${Math.max(0, Math.floor(at.current - OVERLAP_S))}` : "";
-      const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}${after}`;
-      const answer = document.hidden ? null : await call("GET", path).catch((error) => ({ problem: error.message }));
-      if (timer === null) return;
-      if (answer?.problem) setFound((before) => ({ ...before, problem: answer.problem }));
-      else if (answer) setFound((before) => ({ logs: joined(before.logs, answer.replicas), at: answer.at, problem: "" }));
-      if (isFollowed) timer = setTimeout(ask, EVERY_MS);
-    };
-    ask();
-    return () => {
-      clearTimeout(timer);
-      timer = null;
-    };
-  }, [service, isFollowed]);
+  const ask = () => {
+    const after = at.current ? `&after=${Math.max(0, Math.floor(at.current - OVERLAP_S))}` : "";
+    const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}${after}`;
+    return call("GET", path).catch((error) => ({ problem: error.message }));
+  };
+  const take = ({ problem, replicas, at: now }) =>
+    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas), at: now, problem: "" }));
+  usePolling(ask, take, EVERY_MS, isFollowed, [service, isFollowed]);
   return found;
 }
 

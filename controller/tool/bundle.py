@@ -68,7 +68,7 @@ _USER_IN_URL: Final = re.compile(r"""://[^\s"'/@:]*+(?::(?:(?!://)[^\s"'@])*+)?+
 
 
 @dataclass(frozen=True)
-class Section:
+class BundleSection:
     """One part of the bundle. `content`: a text, or what JSON is made of."""
 
     title: str
@@ -107,19 +107,19 @@ def without_secrets(text: str, known: Collection[str] = ()) -> str:
     return text
 
 
-def bundle(sections: Iterable[Section], known: Collection[str] = ()) -> str:
+def bundle(sections: Iterable[BundleSection], known: Collection[str] = ()) -> str:
     """One text of all sections."""
     return "\n".join(f"===== {section.title}\n{_text(section, known).rstrip()}\n" for section in sections)
 
 
-def contents(sections: Sequence[Section]) -> str:
+def contents(sections: Sequence[BundleSection]) -> str:
     """The titles of the sections, those that are missing apart."""
     there = ", ".join(section.title for section in sections if not section.is_missing)
     missing = ", ".join(section.title for section in sections if section.is_missing)
     return f"{there}; not available: {missing}" if missing else there
 
 
-def _text(section: Section, known: Collection[str]) -> str:
+def _text(section: BundleSection, known: Collection[str]) -> str:
     """It is cut last: of a secret that is cut in two, the rest would not be seen as one."""
     if isinstance(section.content, str):
         text = without_secrets(section.content, known)

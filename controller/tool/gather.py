@@ -19,7 +19,7 @@ from ..status.records.services import Services
 from . import feeds, tables
 from . import output as out
 from .api import ControllerApi
-from .bundle import NO_API, Section
+from .bundle import NO_API, BundleSection
 from .client import mismatch
 from .errors import CommandError, Unreachable
 from .project.programs import Programs
@@ -42,14 +42,14 @@ _QUESTIONS = {
 _OWN = ("haproxy", "controller", "prometheus")
 
 
-def sections(api: ControllerApi, project: str, programs: Programs = PROGRAMS) -> Iterator[Section]:
+def sections(api: ControllerApi, project: str, programs: Programs = PROGRAMS) -> Iterator[BundleSection]:
     """What the programs say comes first: it is there without the API, too. What could not be had says why.
 
     `project`: the stack's name; "": as the API says.
     """
     document, services = _answered("services", api.services)
     project = project or (document.project if document else "pierhead")
-    yield Section("about", _about(project))
+    yield BundleSection("about", _about(project))
     for title, words in _QUESTIONS.items():
         yield _printed(programs, title, *(word.format(project=project) for word in words))
     for name in _OWN:
@@ -99,21 +99,21 @@ def _status(api: ControllerApi, document: Services) -> str:
     return out.plain(tables.status(document, traffic, out.ENDLESS))
 
 
-def _answered(title: str, ask: Callable[[], T]) -> tuple[T | None, Section]:
+def _answered(title: str, ask: Callable[[], T]) -> tuple[T | None, BundleSection]:
     """The answer, None where there is none, and its section."""
     try:
         if reason := os.environ.get(NO_API):
             raise Unreachable(reason)
         found = ask()
     except CommandError as error:
-        return None, Section(title, str(error), is_missing=True)
+        return None, BundleSection(title, str(error), is_missing=True)
     except (KeyError, TypeError) as error:
         unread = mismatch(error) or f"the answer cannot be read ({type(error).__name__}: {error})"
-        return None, Section(title, str(unread), is_missing=True)
-    return found, Section(title, found if isinstance(found, str) else json.loads(out.json_text(found)))
+        return None, BundleSection(title, str(unread), is_missing=True)
+    return found, BundleSection(title, found if isinstance(found, str) else json.loads(out.json_text(found)))
 
 
-def _printed(programs: Programs, title: str, *words: str) -> Section:
+def _printed(programs: Programs, title: str, *words: str) -> BundleSection:
     done = programs.read(*words, timeout_s=PROGRAM_S)
     is_missing = done.status != 0
-    return Section(title, done.reason if is_missing else f"{done.output}{done.errors}", is_missing)
+    return BundleSection(title, done.reason if is_missing else f"{done.output}{done.errors}", is_missing)

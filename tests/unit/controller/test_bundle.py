@@ -15,7 +15,7 @@ from controller.tool.bundle import (
     MOST_OF_SECTION,
     NO_API,
     REMOVED,
-    Section,
+    BundleSection,
     bundle,
     contents,
     is_secret,
@@ -129,7 +129,7 @@ def test_secrets_are_removed_from_documents_before_they_are_json() -> None:
         "message": 'Authorization: Digest username="ann", response="hunter22"',
         "tokens_per_minute": 3,
     }
-    text = bundle([Section("services", document)], {"x-hunter22-y"}).partition("\n")[2]
+    text = bundle([BundleSection("services", document)], {"x-hunter22-y"}).partition("\n")[2]
     assert json.loads(text) == {
         **document, "db_password": REMOVED, "tokens": [REMOVED], "message": f"Authorization: {REMOVED}"
     }  # fmt: skip
@@ -141,7 +141,7 @@ def test_names_of_secrets() -> None:
 
 
 def test_a_long_section_keeps_its_end() -> None:
-    text = bundle([Section("logs", "x" * 2_000_000 + "the end"), Section("plan", "nothing to do")])
+    text = bundle([BundleSection("logs", "x" * 2_000_000 + "the end"), BundleSection("plan", "nothing to do")])
     assert len(text) < 600_000
     assert "the end\n" in text
     assert text.endswith("===== plan\nnothing to do\n")
@@ -150,7 +150,7 @@ def test_a_long_section_keeps_its_end() -> None:
 def test_a_section_is_cut_at_the_beginning_of_a_line_after_its_secrets_are_removed() -> None:
     line = 'password="hunter22 hunter22 hunter22 hunter22"\n'
     for more in range(len(line)):
-        text = bundle([Section("logs", line * (MOST_OF_SECTION // 20) + "x" * more)])
+        text = bundle([BundleSection("logs", line * (MOST_OF_SECTION // 20) + "x" * more)])
         assert "hunter22" not in text
         assert "\n(the beginning is left out)\npassword=" in text
 
