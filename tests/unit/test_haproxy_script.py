@@ -110,8 +110,9 @@ def answering(status: str) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 while True:
                     client, _ = listener.accept()
-                    with client:
-                        client.recv(1000)
+                    with client, client.makefile("rb") as lines:
+                        while lines.readline().strip():  # bash sends line by line; a close before the last one resets
+                            pass
                         client.sendall(f"HTTP/1.0 {status}\r\n\r\n".encode())
 
         thread = threading.Thread(target=serve)
