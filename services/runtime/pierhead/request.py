@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import NamedTuple
+
+from pierhead.tracing.trace import RequestTrace
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
@@ -25,11 +27,14 @@ class RequestContext(NamedTuple):
     deadline: float
     """`time.monotonic()` at which the caller stops waiting."""
     traceparent: str | None = None
-    """W3C trace context as it came in; passed on unchanged."""
+    """W3C trace context for what is called outside the stack: of the request's own span here where the caller sent one or
+    the request is in the sample; calls to services have one of their own."""
     session_id: str | None = None
     """Names the user or conversation; for policies that keep a session at one replica."""
     model_id: str | None = None
     """The model that the request is for, in a multiplexed service."""
+    trace: RequestTrace | None = None
+    """What this process does for it, for its trace; None where traces are off."""
 
     def remaining_s(self) -> float:
         """Seconds until the deadline; never negative."""
@@ -84,17 +89,34 @@ def _can_travel(value: str) -> bool:
 
 
 def from_metadata(
-    metadata: Iterable[tuple[str, str | bytes]], deadline: float, kind: type[RequestContext] = RequestContext
+    metadata: Iterable[tuple[str, str | bytes]],
+    deadline: float,
+    begin: BeginTrace | None,
+    kind: type[RequestContext] = RequestContext,
 ) -> RequestContext:
     """The request of a gRPC call."""
     found: dict[str, str] = {key: value for key, value in metadata if key in _KEYS and isinstance(value, str)}
+    traceparent, trace = traced(found.get(TRACEPARENT_KEY), begin)
     return kind(
         accept_id(found.get(REQUEST_ID_KEY)),
         deadline,
-        accept_opaque(found.get(TRACEPARENT_KEY)),
+        traceparent,
         accept_opaque(found.get(SESSION_KEY)),
         accept_opaque(found.get(MODEL_KEY)),
+        trace,
     )
 
+
+def traced(traceparent: str | None, begin: BeginTrace | None) -> tuple[str | None, RequestTrace | None]:
+    """A request's trace context for others, and its trace. `begin`: None = it has none."""
+    given = accept_opaque(traceparent)
+    if begin is None:
+        return given, None
+    trace = begin(given)
+    return trace.traceparent() if given is not None or trace.sampled else None, trace
+
+
+BeginTrace = Callable[[str | None], RequestTrace]
+"""Begins the trace of a request that came with this W3C trace context."""
 
 _KEYS = frozenset((REQUEST_ID_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY))

@@ -22,6 +22,7 @@ from pierhead.serve_block import (
     is_block,
     keys_of,
 )
+from pierhead.tracing.trace import TraceSampler
 
 MAX_USER_CONFIG_BYTES = 64 * 1024
 """Largest config text: it is passed in an environment variable, and Linux's limit for one is 128 KiB."""
@@ -90,6 +91,11 @@ class Settings:
     | PIERHEAD_ACCESS_LOG | lines of requests: sampled (default: errors, slow ones and a sample), all or off |
     | PIERHEAD_ACCESS_LOG_SAMPLE | the sample's share of the requests, 0 to 1, default 0.01; the request id decides |
     | PIERHEAD_SLOW_REQUEST_S | a request that takes this many seconds is slow, default 1 |
+    | OTEL_SDK_DISABLED | true: no traces; default false |
+    | OTEL_EXPORTER_OTLP_ENDPOINT | URL of the collector that gets the traces; without one the replica keeps the last ones |
+    | OTEL_EXPORTER_OTLP_PROTOCOL | http/protobuf (default) or grpc |
+    | OTEL_TRACES_SAMPLER | always_on, always_off, traceidratio, or one of them after parentbased_; default parentbased_always_on with a collector, else parentbased_always_off |
+    | OTEL_TRACES_SAMPLER_ARG | the share that traceidratio takes, 0 to 1, default 1 |
     """
 
     project: str = ""
@@ -134,6 +140,11 @@ class Settings:
     slow_request_s: float = LoggingBlock.slow_request_s
     log_level: str = LoggingBlock.log_level
     log_encoding: str = LoggingBlock.encoding
+    traces: TraceSampler | None = TraceSampler()
+    """None = requests have no traces."""
+    trace_collector: str = ""
+    """The OTLP endpoint; "" = none."""
+    trace_protocol: str = "http/protobuf"
     x_serve: ServeBlock = field(default_factory=ServeBlock)
     """The keys of `x-serve` that come by a variable. One without a name of its own above is read here."""
     health_period_s: float = 10.0
@@ -145,6 +156,7 @@ class Settings:
         env = Environment(environ)
         block = _read_block(ServeBlock, env)
         drain_s = block.graceful_shutdown_timeout_s
+        collector = env.text("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", env.text("OTEL_EXPORTER_OTLP_ENDPOINT"))
         settings = cls(
             project=env.text("PIERHEAD_PROJECT"),
             service=env.text("PIERHEAD_SERVICE"),
@@ -185,6 +197,9 @@ class Settings:
             slow_request_s=block.logging.slow_request_s,
             log_level=block.logging.log_level,
             log_encoding=block.logging.encoding,
+            traces=_sampler(env, collector),
+            trace_collector="" if env.text("OTEL_TRACES_EXPORTER") == "none" else collector,
+            trace_protocol=env.choice("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", ("http/protobuf", "grpc")),
             x_serve=block,
         )
         env.check()
@@ -239,6 +254,18 @@ def _static(env: Environment) -> Mapping[str, tuple[str, ...]]:
         if name.startswith(prefix):
             found[name.removeprefix(prefix)] = env.read(name, empty, _addresses, "ip:port,ip:port,...")
     return found
+
+
+def _sampler(env: Environment, collector: str) -> TraceSampler | None:
+    """By OpenTelemetry's variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/"""
+    words = ("always_on", "always_off", "traceidratio")
+    default = "parentbased_always_on" if collector else "parentbased_always_off"
+    word = env.choice("OTEL_TRACES_SAMPLER", default, (*words, *(f"parentbased_{each}" for each in words)))
+    share = env.read("OTEL_TRACES_SAMPLER_ARG", 1.0, _share, "a number from 0 to 1")
+    if env.flag("OTEL_SDK_DISABLED", default=False):
+        return None
+    kind = word.removeprefix("parentbased_")
+    return TraceSampler({"always_on": 1.0, "always_off": 0.0}.get(kind, share), follows=word != kind)
 
 
 _port = integer_from(0, 65535)

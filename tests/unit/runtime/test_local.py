@@ -84,12 +84,15 @@ class TestSameAsAReplica:
             await served[0].Echo(echo("bad"))
 
     async def test_the_request_context(self, served: Echo) -> None:
-        deadline = time.monotonic() + 30
-        CURRENT.set(RequestContext("r-1", deadline, "00-1-2-01", "s-1", "m-1"))
+        deadline, traceparent = time.monotonic() + 30, f"00-{'a' * 32}-{'b' * 16}-01"
+        CURRENT.set(RequestContext("r-1", deadline, traceparent, "s-1", "m-1"))
         await served[0].Echo(echo())
         (seen,) = served[1].seen
         assert seen is not None
-        assert (seen.request_id, *seen[2:]) == ("r-1", "00-1-2-01", "s-1", "m-1")
+        assert (seen.request_id, seen.session_id, seen.model_id) == ("r-1", "s-1", "m-1")
+        assert seen.trace is not None
+        assert (seen.trace.trace_id, seen.trace.parent_id, seen.trace.sampled) == ("a" * 32, "b" * 16, True)
+        assert seen.traceparent == seen.trace.traceparent()
         assert abs(seen.deadline - deadline) < 15
 
     async def test_admission(self, served: Echo) -> None:

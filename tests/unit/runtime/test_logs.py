@@ -97,11 +97,9 @@ class TestRequestId:
 
 class TestRequestLog:
     async def test_a_request_has_one_line(self, written: Written) -> None:
-        """With the id of the current request, where none is given."""
         edge = Edge(Settings(), Admission(1), RuntimeMetrics())
         edge.finished("GET /items/{id}", "200", 0.0012345, "mine")
-        CURRENT.set(RequestContext("request-1", 0))
-        edge.finished("pierhead.echo.v1.Echo/Echo", "OK", 0.1)
+        edge.finished("pierhead.echo.v1.Echo/Echo", "OK", 0.1, "request-1")
         parsed, current = written.lines()
         assert current["request_id"] == "request-1"
         assert parsed.pop("time").endswith("+00:00")

@@ -21,6 +21,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
+from pierhead.tracing.trace import TraceSampler
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 from tests.unit.runtime.pipes import LARGE, Served, idle, numbers, serve
@@ -198,14 +199,16 @@ async def test_a_call_within_a_request_gets_what_the_request_has_left(
     know(await cluster.start(service, **place()), transport=transport)
     stub, _ = make()
     await stub.Echo(echo())  # connected, as above
+    trace = TraceSampler().begin(None)
     while len(service.seen) < 2:  # a busy machine: its time was over before it arrived
-        CURRENT.set(RequestContext("request-1", time.monotonic() + 0.5, "00-trace"))
+        CURRENT.set(RequestContext("request-1", time.monotonic() + 0.5, None, trace=trace))
         with pytest.raises(DeadlineExceeded):
             await stub.Echo(echo("wait"), timeout=50)
     seen = service.seen[1]
     assert seen is not None
     assert seen.request_id == "request-1"
-    assert seen.traceparent == "00-trace"
+    assert seen.trace is not None
+    assert seen.trace.trace_id == trace.trace_id
     assert seen.deadline <= time.monotonic() + 0.5
 
 

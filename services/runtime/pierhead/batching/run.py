@@ -280,7 +280,9 @@ class BatchRunner(ABC, Generic[A]):
             if not batch._fail(error):
                 logger.warning("%s failed after all of its callers had left", self._name, exc_info=error)
         finally:
-            self._metrics.batch_duration.observe((self._name,), self._clock() - started)
+            ended = self._clock()
+            self._metrics.batch_duration.observe((self._name,), ended - started)
+            _trace(f"batch {self._name}", members, started, ended)
 
     @abstractmethod
     async def _compute(self, batch: RunningBatch, members: list[A]) -> None:
@@ -313,6 +315,18 @@ class BatchRunner(ABC, Generic[A]):
                 f"{self._name} must {verb} one result per request, in their order; it received {expected} requests "
                 f"and returned {len(results)} results"
             )
+
+
+def _trace(name: str, members: Sequence[Arrival], started: float, ended: float) -> None:
+    """Add the batch to the traces of its members' requests, each with links to the others."""
+    found = [(each.arrived_at, each.request.trace) for each in members if each.request and each.request.trace]
+    traces = [trace for _, trace in found]
+    of_all = {"members": len(members), "rows": sum(each.rows for each in members)}
+    for arrived_at, trace in found:
+        span = trace.span("batch", name, arrived_at)
+        span.event(started, "the batch starts")
+        span.links, span.attributes = traces, of_all
+        span.end(ended)
 
 
 def _merged(members: Sequence[Arrival], latest: float) -> RequestContext | None:

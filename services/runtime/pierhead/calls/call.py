@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pierhead.calls.lease import CallPlace
     from pierhead.calls.replica import Replica
     from pierhead.deadlines import Deadline
+    from pierhead.tracing.trace import RequestSpan
 
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
@@ -77,6 +78,8 @@ class Call:
     """Whether the replica may queue it instead of refusing it."""
     _ended = False
     _callbacks: list[Callable[[Any], None]] | None = None
+    _span: RequestSpan | None = None
+    """In the trace of the request that makes the call."""
     _raised: Sequence[Exception] = ()
     """The error of the iterator of requests, if it raised one."""
 
@@ -95,10 +98,13 @@ class Call:
         if context is None:
             ours = ((REQUEST_ID_KEY, new_request_id()),)
         else:
-            request_id, deadline, traceparent, session_id, model_id = context
+            request_id, deadline, traceparent, session_id, model_id, trace = context
             if deadline - now < limit:
                 limit = deadline - now
             ours = ((REQUEST_ID_KEY, request_id),)
+            if trace is not None:
+                self._span = span = trace.span("client", method.path[1:], now)
+                traceparent = trace.traceparent(span.span_id)
             if traceparent is not None:
                 ours += ((TRACEPARENT_KEY, traceparent),)
             if session_id is not None:
@@ -326,6 +332,8 @@ class Call:
                 return
             self._context = contextvars.copy_context()
         self._place = place = QueuePlace(self._started, self, self._binding.router, self._granted, self._denied)
+        if self._span is not None:
+            self._span.event(now, "waits for a replica with room")
         self._timer = self._binding.deadlines.add(now + patience, self._gave_up)
         self._binding.joined(1)
         self._pool.join(place)
@@ -350,6 +358,8 @@ class Call:
     def _granted(self, lease: CallPlace, *, patient: bool = True) -> None:
         """Its turn has come."""
         self._stop_waiting()
+        if self._span is not None:
+            self._span.event(time.monotonic(), "has a replica", lease.replica.name)
         opening = self._opening
         if opening is None or opening.done():  # cancelled in this very turn by the task that awaits it
             lease.end()
@@ -399,6 +409,8 @@ class Call:
             where = f"{self._method.path[1:]} at {self._binding.service} replica {self._lease.replica.name}"
             raise failure.as_seen(where, self._limit) from error
         self._binding.retried(reason)
+        if self._span is not None:
+            self._span.event(now, f"is tried again: {reason}", f"replica {self._lease.replica.name}: {error.details()}")
         self._again(reason, now)
 
     def _may_move(self) -> bool:
@@ -458,6 +470,8 @@ class Call:
         self._ended = True
         now, lease, binding = time.monotonic(), self._lease, self._binding
         binding.succeeded(now - self._started)
+        if self._span is not None:
+            self._span.end(now, service=binding.service, replica=lease.replica.name)
         if self._method.kind is MethodKind.UNARY_UNARY:
             binding.took(now - lease.began)
         self._pool.answered(lease, now)
@@ -490,7 +504,11 @@ class Call:
         if self._ended:
             return
         self._ended = True
-        self._binding.ended(outcome, time.monotonic() - self._started)
+        now = time.monotonic()
+        self._binding.ended(outcome, now - self._started)
+        if self._span is not None:
+            at = {"replica": self._lease.replica.name} if self._call is not None else {}
+            self._span.end(now, outcome, service=self._binding.service, **at)
         if self._callbacks is None:
             return
         if call_back_soon:

@@ -14,9 +14,12 @@ from pierhead.edge.admission import Admission
 from pierhead.errors import DeadlineExceeded, Draining, PierheadError, RemoteError, SettingsError, UserCodeError
 from pierhead.held import HELD, HeldModels
 from pierhead.metrics import RuntimeMetrics
-from pierhead.request import current_request, new_request_id
+from pierhead.request import new_request_id
 from pierhead.routing_stats import STATS, Published
 from pierhead.settings import Settings
+from pierhead.tracing.export import exporter
+from pierhead.tracing.keeper import TraceKeeper
+from pierhead.tracing.trace import RequestTrace
 from pierhead.trailers import Trailers, from_status
 
 UNMATCHED: Final = "unmatched"
@@ -71,6 +74,13 @@ class Edge:
         self.reports = Reports(HELD, STATS)
         """This process's, unless the replica has its own."""
         self._log = logs.request_log()
+        sampler = settings.traces
+        self.keep_traces_in(None if sampler is None else TraceKeeper(settings, sampler, exporter(settings)))
+
+    def keep_traces_in(self, traces: TraceKeeper | None) -> None:
+        """Keep requests' traces there; None = requests have none."""
+        self.traces = traces
+        self.begin_trace = None if traces is None else traces.begin
 
     def refused(self, refusal: PierheadError) -> str:
         """Count a refusal; returns the reason for `pierhead-refused`."""
@@ -78,16 +88,15 @@ class Edge:
         self.metrics.refused.inc((reason,))
         return reason
 
-    def finished(self, method: str, code: str, seconds: float, request_id: str | None = None) -> None:
-        """Count a request and log it, however it ended. `request_id`: None = the current context's."""
+    def finished(self, method: str, code: str, seconds: float, request_id: str, trace: RequestTrace | None = None) -> None:
+        """Count a request, log it and keep its trace, however it ended."""
         labels = (method, code)
         self.metrics.requests.inc(labels)
         self.metrics.request_duration.observe(labels, seconds)
         if self._log is not None:
-            if request_id is None:
-                context = current_request()
-                request_id = context.request_id if context is not None else ""
             self._log(method, code, seconds, request_id)
+        if trace is not None and self.traces is not None:
+            self.traces.finished(trace, method, code, seconds, request_id)
 
     def error_for(self, exception: BaseException, method: str) -> PierheadError:
         """The error to answer with. An exception of user code is logged with an id, which the answer repeats.

@@ -19,7 +19,7 @@ from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import LINK_KEY, Sharing, around, serving
 from pierhead.raised import is_answerable
-from pierhead.request import CURRENT, RequestContext, from_metadata
+from pierhead.request import CURRENT, from_metadata
 from pierhead.routing_stats import STATS_KEY
 
 SERVER_OPTIONS = (
@@ -95,7 +95,7 @@ def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
 class _AcceptedCall:
     """One accepted call from admission to its end."""
 
-    __slots__ = ("_sharing", "_timeout", "code", "context", "edge", "method", "started")
+    __slots__ = ("_request", "_sharing", "_timeout", "code", "context", "edge", "method", "started")
 
     def __init__(self, edge: Edge, method: ServedMethod, context: Context) -> None:
         self.edge = edge
@@ -106,7 +106,9 @@ class _AcceptedCall:
         remaining = cast("float | None", context.time_remaining())  # None = the caller set no deadline
         longest = edge.settings.request_timeout_s
         limit = longest if remaining is None else min(remaining, longest)
-        request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
+        self._request = request = from_metadata(
+            context.invocation_metadata() or (), self.started + limit, edge.begin_trace
+        )
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
         self._sharing: Sharing | None = None
         if process.MEMORY is not None:
@@ -144,7 +146,9 @@ class _AcceptedCall:
                 error.__traceback__ = trace = None
             if self._sharing is not None:
                 self._sharing.end()
-            self.edge.finished(self.method.name, self.code, time.monotonic() - self.started)
+            request = self._request
+            seconds = time.monotonic() - self.started
+            self.edge.finished(self.method.name, self.code, seconds, request.request_id, request.trace)
 
     def _about_replica(self) -> tuple[tuple[str, str], ...]:
         """For callers' policies: the load without this call, the models held, the numbers published."""

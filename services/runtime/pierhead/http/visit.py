@@ -35,7 +35,9 @@ from pierhead.request import (
     RequestContext,
     accept_id,
     accept_opaque,
+    traced,
 )
+from pierhead.tracing.trace import RequestTrace
 
 _SEND = "send it faster, or less at a time"
 
@@ -54,6 +56,7 @@ class Visit:
         "_sharing",
         "_struck",
         "_task",
+        "_trace",
         "_until",
         "asked_s",
         "edge",
@@ -85,6 +88,7 @@ class Visit:
         self._deadline: Deadline | None = None
         self._body: Deadline | None = None
         self._task: asyncio.Task[object] | None = None
+        self._trace: RequestTrace | None = None
 
     def begin(self, read: ReadHeader, deadlines: Deadlines) -> None:
         """Admit the request, set its context for the code that runs for it, and start its deadline.
@@ -98,10 +102,13 @@ class Visit:
             self.asked_s = seconds_asked(asked)
             # A client may only shorten the service's timeout.
             limit = min(limit, self.asked_s)
-        trace, session, model = read(TRACEPARENT_KEY), read(SESSION_KEY), read(MODEL_KEY)
-        if trace is not None or session is not None or model is not None:  # most requests have none of them
-            trace, session, model = accept_opaque(trace), accept_opaque(session), accept_opaque(model)
-        context = RequestContext(self.request_id, self.started + limit, trace, session, model)
+        session, model = read(SESSION_KEY), read(MODEL_KEY)
+        if session is not None or model is not None:  # most requests have none of them
+            session, model = accept_opaque(session), accept_opaque(model)
+        traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace)
+        context = RequestContext(
+            self.request_id, self.started + limit, traceparent, session, model, self._trace
+        )
         CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
         refusal = edge.admission.enter_while_draining()
         if refusal is not None:
@@ -200,7 +207,7 @@ class Visit:
         if code == CLIENT_LEFT and now >= self._until:
             # A replica that writes to the client has the same deadline, and may close the connection first.
             code = str(DeadlineExceeded.http_status)
-        self.edge.finished(method, code, now - self.started, self.request_id)
+        self.edge.finished(method, code, now - self.started, self.request_id, self._trace)
         if self.ended is not None:
             self.ended(code)
 

@@ -42,7 +42,7 @@ from pierhead.memory import process
 from pierhead.memory.link import Link
 from pierhead.memory.link_setup import LinkSetup, meet
 from pierhead.memory.sharing import Sharing
-from pierhead.request import REQUEST_ID_KEY
+from pierhead.request import REQUEST_ID_KEY, TRACEPARENT_KEY
 from pierhead.routing_stats import STATS_KEY
 from pierhead.tasks import end_tasks
 
@@ -330,7 +330,7 @@ class CallerLane:
         sharing: Sharing | None = None,
     ) -> Any:
         """A call with the request `raw`. Raises as `flatten` does."""
-        request_id, others, size = _split(metadata)
+        request_id, traceparent, others, size = _split(metadata)
         number = self.outbox.latest + 1
         index = self._methods.get(method)
         path = ""
@@ -342,7 +342,7 @@ class CallerLane:
         self.outbox.latest = number
         frame = frames.add(
             call=number, kind=_BEGIN, method=index, path=path, timeout_us=max(1, int(timeout * 1e6)),
-            request_id=request_id, metadata=others, message=raw, has_message=True,
+            request_id=request_id, traceparent=traceparent, metadata=others, message=raw, has_message=True,
         )  # fmt: skip
         if patient:
             frame.patient = True
@@ -434,16 +434,22 @@ class CallerLane:
                 call.end(grpc.StatusCode.UNAVAILABLE, reason)
 
 
-def _split(metadata: Iterable[Pair]) -> tuple[str, list[str], int]:
-    """The request id; the rest in the lane's form, and about its size in bytes. Raises as `flatten` does."""
-    pairs = tuple(metadata)
-    if len(pairs) == 1 and pairs[0][0] == REQUEST_ID_KEY:  # as nearly all calls have it
-        return text_of(REQUEST_ID_KEY, pairs[0][1]), [], 0
-    ids = [value for key, value in pairs if key == REQUEST_ID_KEY]
-    # The last id counts, as in plain gRPC's dictionaries: the caller's own metadata follows ours.
-    request_id = text_of(REQUEST_ID_KEY, ids[-1]) if ids else ""
-    others = flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
-    return request_id, others, size_of(others)
+def _split(metadata: Iterable[Pair]) -> tuple[str, str, list[str], int]:
+    """The request id, the trace context; the rest in the lane's form, and about its size in bytes. Raises as `flatten`."""
+    request_id = traceparent = ""
+    rest: list[Pair] = []
+    for pair in metadata:
+        # The last one counts, as in plain gRPC's dictionaries: the caller's own metadata follows ours.
+        if pair[0] == REQUEST_ID_KEY:
+            request_id = text_of(*pair)
+        elif pair[0] == TRACEPARENT_KEY:
+            traceparent = text_of(*pair)
+        else:
+            rest.append(pair)
+    if not rest:  # as nearly all calls have it
+        return request_id, traceparent, rest, 0
+    others = flatten(rest)
+    return request_id, traceparent, others, size_of(others)
 
 
 Connect = Callable[[str, Callable[[], None]], Connection]

@@ -93,6 +93,7 @@ class LocalConnection:
             # debug: these callers see exceptions as they do over a lane.
             settings = dataclasses.replace(replica.edge.settings, debug=True)
             edge = Edge(settings, replica.edge.admission, replica.metrics)
+            edge.keep_traces_in(replica.edge.traces)
             register(replica.methods, self._server, edge)
             port = self._server.add_insecure_port("127.0.0.1:0")
             self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=contextvars.Context())

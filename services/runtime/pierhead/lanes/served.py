@@ -22,13 +22,23 @@ from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import Sharing, around, serving
 from pierhead.raised import is_answerable
-from pierhead.request import CURRENT, REQUEST_ID_KEY, InsideRequest, accept_id, from_metadata
+from pierhead.request import (
+    CURRENT,
+    REQUEST_ID_KEY,
+    TRACEPARENT_KEY,
+    InsideRequest,
+    RequestContext,
+    accept_id,
+    from_metadata,
+    traced,
+)
 from pierhead.tasks import next_change, wake_all
 
 if TYPE_CHECKING:
     from pierhead.edge.methods import ServedMethod
     from pierhead.lanes.server import ServedLane
     from pierhead.memory.lending import BorrowedConnection
+    from pierhead.tracing.trace import RequestTrace
 
 _MESSAGE = Frame.MESSAGE
 _HEADERS = Frame.HEADERS
@@ -50,7 +60,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             self.method = around(self._sharing, method)
         self.number = frame.call
         self._lane = lane
-        self._request_id = frame.request_id
+        self._request_id = accept_id(frame.request_id)
+        self._traceparent = frame.traceparent
         self._metadata = unflatten(frame.metadata)
         self._started = now = time.monotonic()
         longest = lane.edge.settings.request_timeout_s
@@ -64,6 +75,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     # Class attributes: few calls change them, so creating a call need not set them.
     _sharing: Sharing | None = None
+    _trace: RequestTrace | None = None
     _code: Any = None
     _details = ""
     _headers_sent = False
@@ -110,10 +122,14 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._begun = True
         self.task = asyncio.current_task()  # type: ignore[assignment]  # this one; an eager start comes before the name
         method = self.method
+        begin = self._lane.edge.begin_trace
         if self._metadata:
-            CURRENT.set(from_metadata(self.invocation_metadata(), self.until, InsideRequest))
+            request: RequestContext = from_metadata(self.invocation_metadata(), self.until, begin, InsideRequest)
         else:
-            CURRENT.set(InsideRequest(accept_id(self._request_id), self.until))
+            traceparent, trace = traced(self._traceparent or None, begin)
+            request = InsideRequest(self._request_id, self.until, traceparent, None, None, trace)
+        self._trace = request.trace
+        CURRENT.set(request)
         if self._sharing is not None:
             SCOPE.set(self._sharing.scope)
         code = "OK"
@@ -139,7 +155,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             self._lane.edge.admission.stop_waiting(self._begin)
             self._begin = None
             code = self._end_ill(asyncio.CancelledError()) if self._late else grpc.StatusCode.CANCELLED.name
-            self._finished(code, placed=False, request_id=accept_id(self._request_id))
+            self._finished(code, placed=False)
             return
         if self._cancelled:  # a second cancellation would end the wait for its thread, or what cleans up
             return
@@ -147,10 +163,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self.task.cancel()
         if not self._begun:  # and never will: a task that is cancelled before its first step runs no line
             self._begun = True
-            self._finished(grpc.StatusCode.CANCELLED.name, request_id=accept_id(self._request_id))
+            self._finished(grpc.StatusCode.CANCELLED.name)
 
-    def _finished(self, code: str, *, placed: bool = True, request_id: str | None = None) -> None:
-        """`request_id`: given for a call that ends outside its own context."""
+    def _finished(self, code: str, *, placed: bool = True) -> None:
         self._ended = True
         if self._writers:  # tasks of the service that outlive the call: nothing else would wake them
             wake_all(self._writers)
@@ -158,7 +173,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if self._sharing is not None:
             self._sharing.end()
         self._lane.ended(self, placed)
-        self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started, request_id)
+        seconds = time.monotonic() - self._started
+        self._lane.edge.finished(self.method.name, code, seconds, self._request_id, self._trace)
         for callback in self._callbacks:
             callback(self)
 
@@ -321,7 +337,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def invocation_metadata(self) -> tuple[Pair, ...]:  # type: ignore[override]
         """The caller's metadata."""
-        own: tuple[Pair, ...] = ((REQUEST_ID_KEY, self._request_id),) if self._request_id else ()
+        own: tuple[Pair, ...] = ((REQUEST_ID_KEY, self._request_id),)
+        if self._traceparent:
+            own = (*own, (TRACEPARENT_KEY, self._traceparent))
         return (*own, *self._metadata)
 
     def set_code(self, code: grpc.StatusCode) -> None:

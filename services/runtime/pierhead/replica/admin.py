@@ -1,7 +1,7 @@
-"""The admin port of a replica: /livez, /readyz, /metrics, /contract, PUT /user-config and PUT /sleep, for the
+"""The admin port of a replica: /livez, /readyz, /metrics, /traces, /contract, PUT /user-config and PUT /sleep, for the
 controller and Prometheus, not for clients.
 
-It has its own small HTTP server, as it serves only four GET requests without bodies and PUTs with short ones. The
+It has its own small HTTP server, as it serves only five GET requests without bodies and PUTs with short ones. The
 HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured).
 """
 
@@ -111,8 +111,13 @@ def admin_taker(
     return {("PUT", f"/{member.replace('_', '-')}"): take}
 
 
-def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], contract: bytes = b"") -> Pages:
-    """The admin port's GET paths; `expose` returns the text of /metrics.
+def admin_pages(
+    read: Callable[[], Readiness],
+    expose: Callable[[], bytes],
+    contract: bytes = b"",
+    traces: Callable[[], Mapping[str, object]] | None = None,
+) -> Pages:
+    """The admin port's GET paths; `expose` returns the text of /metrics, `traces` the content of /traces.
 
     `contract`: a `pierhead.contract.v1.Application`, serialized; b"" = it has none, and no path for it.
     """
@@ -126,6 +131,8 @@ def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], cont
         ("GET", "/readyz"): readyz,
         ("GET", "/metrics"): lambda _: Page(200, CONTENT_TYPE, expose()),
     }
+    if traces is not None:
+        pages["GET", "/traces"] = lambda _: _json(200, traces())
     if contract:
         pages["GET", "/contract"] = lambda _: Page(200, "application/x-protobuf", contract)
     return pages

@@ -262,7 +262,8 @@ class ReplicaServer:
     # ---- listening
 
     async def _listen_admin(self) -> None:
-        pages = dict(admin_pages(self.readiness, self.metrics.expose, self._contract))
+        traces = self.edge.traces and self.edge.traces.document
+        pages = dict(admin_pages(self.readiness, self.metrics.expose, self._contract, traces))
         pages |= admin_taker("user_config", self._config.offer, self._config.report)
         if self._sleep.part is not None:
             pages |= admin_taker("sleep", self._sleep.offer, self._sleep.report)

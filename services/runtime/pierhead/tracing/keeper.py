@@ -1,0 +1,141 @@
+"""Keeps the last traces of a replica's requests that failed, were slow or are in the sample, for `GET /traces`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pierhead.settings import Settings
+from pierhead.tracing.trace import RequestSpan, RequestTrace, TraceSampler
+
+if TYPE_CHECKING:
+    from pierhead.tracing.export import TraceExport
+
+Why = Literal["failed", "slow", "sampled"]
+
+MOST_KEPT = 32
+"""Requests for each reason. A request in 64 spans of 16 events is the most that one takes: about 100 KB."""
+
+MAX_TEXT = 200
+"""Characters of a name or a detail."""
+
+FAILURES = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
+"""gRPC statuses that are not the caller's fault; HTTP's are those from 500 on."""
+
+
+class KeptTrace(NamedTuple):
+    """One request's trace in this process, kept at the end of the request."""
+
+    why: Why
+    trace: RequestTrace
+    method: str
+    status: str
+    request_id: str
+    began: float
+    """In seconds since 1970, by this machine's clock when the request ended."""
+    seconds: float
+    offset: float
+    """What to add to `time.monotonic()` for seconds since 1970."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is not its caller's fault."""
+        return is_failure(self.status)
+
+
+class TraceKeeper:
+    """The last traces of one replica."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sampler: TraceSampler,
+        export: TraceExport | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`export`: what sends kept traces to a collector."""
+        self._sampler = sampler
+        self.begin: Callable[[str | None], RequestTrace] = sampler.begin if export is None else self._begin
+        self._slow_s = settings.slow_request_s
+        self._names = {"service": settings.service, "replica": settings.replica}
+        self._export = export
+        self._clock = clock
+        self._kept: dict[Why, deque[KeptTrace]] = {
+            "failed": deque(maxlen=MOST_KEPT), "slow": deque(maxlen=MOST_KEPT), "sampled": deque(maxlen=MOST_KEPT),
+        }  # fmt: skip
+
+    def _begin(self, traceparent: str | None) -> RequestTrace:
+        trace = self._sampler.begin(traceparent)
+        if self._export is not None:
+            self._export.enter(trace)
+        return trace
+
+    def finished(self, trace: RequestTrace, method: str, status: str, seconds: float, request_id: str) -> None:
+        """Keep a request's trace, or forget it."""
+        why: Why
+        if is_failure(status):
+            why = "failed"
+        elif seconds >= self._slow_s:
+            why = "slow"
+        elif trace.sampled:
+            why = "sampled"
+        else:
+            return
+        now = self._clock()
+        kept = KeptTrace(why, trace, method, status, request_id, now - seconds, seconds, now - time.monotonic())
+        self._kept[why].append(kept)
+        if self._export is not None:
+            self._export.send(kept)
+
+    def document(self) -> dict[str, Any]:
+        """The content of /traces: {"traces": [...]}, the last one first."""
+        kept = sorted((each for some in self._kept.values() for each in some), key=lambda each: -each.began)
+        return {"traces": [{**self._names, **_document(each)} for each in kept]}
+
+
+def is_failure(status: str) -> bool:
+    """Whether an HTTP status or the name of a gRPC one is not the caller's fault."""
+    return status in FAILURES or (len(status) == 3 and status.startswith("5"))
+
+
+def _document(kept: KeptTrace) -> Mapping[str, Any]:
+    trace = kept.trace
+    return {
+        "trace": trace.trace_id,
+        "span": trace.span_id,
+        "parent": trace.parent_id,
+        "request": kept.request_id,
+        "why": kept.why,
+        "name": kept.method[:MAX_TEXT],
+        "status": kept.status,
+        "began": round(kept.began, 6),
+        "seconds": round(kept.seconds, 6),
+        "spans": [_span(each, kept) for each in trace.spans],
+        "left_out": trace.left_out,
+    }
+
+
+def _span(span: RequestSpan, kept: KeptTrace) -> Mapping[str, Any]:
+    began = span.began + kept.offset
+    ended = kept.began + kept.seconds if span.ended is None else span.ended + kept.offset
+    return {
+        "span": span.span_id,
+        "parent": span.parent_id or kept.trace.span_id,
+        "kind": span.kind,
+        "name": span.name[:MAX_TEXT],
+        "status": span.status or "not ended",
+        "began": round(began, 6),
+        "seconds": round(max(0.0, ended - began), 6),
+        "attributes": {key: _clipped(value) for key, value in (span.attributes or {}).items()},
+        "events": [
+            {"at": round(each.at + kept.offset, 6), "name": each.name, "detail": each.detail[:MAX_TEXT]}
+            for each in span.events or ()
+        ],
+        "links": [each.trace_id for each in span.links if each is not kept.trace],
+    }
+
+
+def _clipped(value: str | float | bool) -> str | float | bool:
+    return value[:MAX_TEXT] if isinstance(value, str) else value

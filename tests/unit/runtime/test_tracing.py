@@ -1,0 +1,344 @@
+"""Traces: what one process knows of a request, which requests are kept, and one trace through every way in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import ClientSession, web
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead import Settings, batch, handle
+from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+from pierhead.request import current_request
+from pierhead.tracing.keeper import MOST_KEPT, TraceKeeper
+from pierhead.tracing.trace import MAX_EVENTS, MAX_SPANS, RequestTrace, TraceSampler
+
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{CALLER}-01", f"00-{TRACE}-{CALLER}-00"
+
+
+class TestSampler:
+    @pytest.mark.parametrize(
+        ("sampler", "traceparent", "sampled"),
+        [
+            (TraceSampler(), None, False),
+            (TraceSampler(1.0), None, True),
+            (TraceSampler(), SAMPLED, True),
+            (TraceSampler(1.0), UNSAMPLED, False),
+            (TraceSampler(0.0, follows=False), SAMPLED, False),
+            (TraceSampler(1.0, follows=False), UNSAMPLED, True),
+            (TraceSampler(0.5, follows=False), SAMPLED, False),  # by the trace's id, as in every other part
+            (TraceSampler(0.6, follows=False), UNSAMPLED, True),
+        ],
+    )
+    def test_who_is_in_the_sample(self, sampler: TraceSampler, traceparent: str | None, sampled: bool) -> None:
+        assert sampler.begin(traceparent).sampled is sampled
+
+    def test_a_callers_trace_continues(self) -> None:
+        trace = TraceSampler().begin(SAMPLED)
+        assert (trace.trace_id, trace.parent_id) == (TRACE, CALLER)
+        assert trace.traceparent() == f"00-{TRACE}-{trace.span_id}-01"
+        later = TraceSampler().begin(f"01-{TRACE}-{CALLER}-01-more")
+        assert later.trace_id == TRACE
+
+    @given(st.text() | st.from_regex(r"[0-9a-f-]{50,60}"))
+    def test_what_is_none_begins_a_new_one(self, text: str) -> None:
+        trace = TraceSampler().begin(text)
+        assert TraceSampler().begin(trace.traceparent()).trace_id == trace.trace_id
+
+    @pytest.mark.parametrize(
+        "text",
+        [f"ff-{TRACE}-{CALLER}-01", f"00-{'0' * 32}-{CALLER}-01", f"00-{TRACE}-{'0' * 16}-01", SAMPLED.upper(), ""],
+    )
+    def test_what_w3c_forbids_begins_a_new_one(self, text: str) -> None:
+        assert TraceSampler().begin(text).trace_id != TRACE
+
+    def test_the_share_is_that_of_the_ratio(self) -> None:
+        count = sum(TraceSampler(0.5).begin(None).sampled for _ in range(2000))
+        assert 800 < count < 1200
+
+
+def keeper(**settings: Any) -> TraceKeeper:
+    return TraceKeeper(Settings(service="shop", replica="shop-1", **settings), TraceSampler())
+
+
+class TestKeeper:
+    @pytest.mark.parametrize(
+        ("status", "seconds", "traceparent", "why"),
+        [
+            ("200", 0.1, None, None),
+            ("404", 0.1, None, None),
+            ("429", 0.1, None, None),
+            ("OK", 0.1, UNSAMPLED, None),
+            ("CANCELLED", 0.1, None, None),
+            ("500", 0.1, None, "failed"),
+            ("503", 0.1, None, "failed"),
+            ("INTERNAL", 0.1, None, "failed"),
+            ("UNAVAILABLE", 3.0, None, "failed"),
+            ("OK", 1.0, None, "slow"),
+            ("404", 2.0, SAMPLED, "slow"),
+            ("200", 0.1, SAMPLED, "sampled"),
+        ],
+    )
+    def test_what_is_kept(self, status: str, seconds: float, traceparent: str | None, why: str | None) -> None:
+        kept = keeper()
+        kept.finished(kept.begin(traceparent), "GET /", status, seconds, "mine")
+        found = kept.document()["traces"]
+        assert [each["why"] for each in found] == ([] if why is None else [why])
+
+    def test_each_reason_has_its_own_bound(self) -> None:
+        """A flood of one kind does not displace the others; the last ones stay."""
+        kept = keeper()
+        kept.finished(kept.begin(None), "GET /", "500", 0.1, "failed")
+        for number in range(MOST_KEPT + 5):
+            kept.finished(kept.begin(None), "GET /", "200", 5.0, f"slow-{number}")
+        found = {each["request"] for each in kept.document()["traces"]}
+        assert "failed" in found
+        assert len(found) == MOST_KEPT + 1
+        assert f"slow-{MOST_KEPT + 4}" in found
+
+    def test_spans_and_events_are_bounded(self) -> None:
+        trace = RequestTrace(None, sampled=True)
+        for number in range(MAX_SPANS + 3):
+            span = trace.span("client", "x" * 10_000, 0.0)
+            for _ in range(MAX_EVENTS + 3):
+                span.event(0.0, "retry", "y" * 10_000)
+            span.end(1.0)
+            assert number >= 0
+        kept = keeper()
+        kept.finished(trace, "GET /", "200", 1.0, "mine")
+        (found,) = kept.document()["traces"]
+        assert (len(found["spans"]), found["left_out"]) == (MAX_SPANS, 3)
+        assert len(found["spans"][0]["events"]) == MAX_EVENTS
+        assert len(str(found)) < 64 * 16 * 400
+
+    def test_a_span_that_has_not_ended_ends_with_its_request(self) -> None:
+        kept = keeper()
+        trace = kept.begin(SAMPLED)
+        trace.span("client", "shop/Buy", time.monotonic() - 2.0)
+        kept.finished(trace, "GET /", "200", 3.0, "mine")
+        (found,) = kept.document()["traces"]
+        (span,) = found["spans"]
+        assert span["status"] == "not ended"
+        assert span["seconds"] == pytest.approx(2.0, abs=0.1)
+        assert span["parent"] == found["span"]
+        assert found["parent"] == CALLER
+        assert found["service"], found["replica"] == ("shop", "shop-1")
+
+
+class Shop:
+    """A service with a way in for each protocol, each of which calls the service "echo-child"."""
+
+    def __init__(self) -> None:
+        self.child: Any = None
+
+    async def ask(self) -> str:
+        self.child = self.child or handle(echo_pb2_grpc.EchoStub, "echo-child")
+        return str((await self.child.Echo(echo())).response)
+
+    def aiohttp(self) -> web.Application:
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(text=await self.ask())
+
+        app = web.Application()
+        app.router.add_get("/buy", answer)
+        return app
+
+    def asgi(self) -> FastAPI:
+        app = FastAPI()
+        app.get("/buy")(self.ask)
+        return app
+
+
+class Asking(EchoService):
+    """Answers by a call of its own."""
+
+    def __init__(self, shop: Shop) -> None:
+        super().__init__()
+        self.shop = shop
+
+    async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
+        return echo_pb2.EchoReply(response=await self.shop.ask())
+
+
+def kept(server: Any) -> list[dict[str, Any]]:
+    return list(server.edge.traces.document()["traces"])
+
+
+async def _http(server: Any) -> str:
+    async with ClientSession() as client:
+        url, headers = f"http://127.0.0.1:{server.http_port}/buy", {"traceparent": SAMPLED, "x-request-id": "mine"}
+        async with client.get(url, headers=headers) as response:
+            assert response.status == 200
+    return "GET /buy"
+
+
+async def _grpc(server: Any) -> str:
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        stub: Any = echo_pb2_grpc.EchoStub(channel)
+        await stub.Echo(echo(), metadata=(("traceparent", SAMPLED), ("x-request-id", "mine")))
+    return "pierhead.echo.v1.Echo/Echo"
+
+
+PARTS: dict[str, tuple[Callable[[Shop], object], Callable[[Any], Any]]] = {
+    "aiohttp": (Shop.aiohttp, _http),
+    "asgi": (Shop.asgi, _http),
+    "grpc": (Asking, _grpc),
+}
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+@pytest.mark.parametrize("way", sorted(PARTS))
+async def test_one_trace_from_the_caller_to_the_callee(cluster: Cluster, way: str, transport: str) -> None:
+    part, ask = PARTS[way]
+    child = await cluster.start(EchoService(), service="echo-child", replica="child-1")
+    know(child, transport=transport)
+    parent = await cluster.start(part(Shop()), service="shop", replica="shop-1")
+    name = await ask(parent)
+    await until(lambda: bool(kept(parent)) and bool(kept(child)), "both have ended the request")
+    (above,), (below,) = kept(parent), kept(child)
+    (call,) = above["spans"]
+    assert {above["trace"], below["trace"]} == {TRACE}
+    assert (above["parent"], call["parent"], below["parent"]) == (CALLER, above["span"], call["span"])
+    assert {above["request"], below["request"]} == {"mine"}
+    assert (above["name"], above["service"], above["replica"]) == (name, "shop", "shop-1")
+    assert (call["kind"], call["name"], call["status"]) == ("client", "pierhead.echo.v1.Echo/Echo", "OK")
+    assert call["attributes"]["service"] == "echo-child"
+    assert below["began"] >= call["began"] - 0.001
+    assert above["seconds"] >= call["seconds"] >= below["seconds"] >= 0
+
+
+async def test_a_failed_call_is_kept_on_both_sides_without_any_sample(cluster: Cluster) -> None:
+    child = await cluster.start(EchoService(), service="echo-child", replica="child-1")
+    know(child)
+
+    async def fail(_: web.Request) -> web.Response:
+        stub: Any = handle(echo_pb2_grpc.EchoStub, "echo-child")
+        await stub.Echo(echo("boom"))
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_get("/fail", fail)
+    parent = await cluster.start(app, service="shop", replica="shop-1")
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{parent.http_port}/fail") as response:
+        assert response.status == 500
+    (above,), (below,) = kept(parent), kept(child)
+    assert above["trace"] == below["trace"]
+    assert below["parent"] == above["spans"][0]["span"]
+    assert (above["why"], below["why"], above["spans"][0]["status"]) == ("failed", "failed", "internal")
+
+
+async def test_user_code_has_the_context_of_its_own_span(cluster: Cluster) -> None:
+    """For what it calls outside the stack."""
+
+    async def tell(_: web.Request) -> web.Response:
+        request = current_request()
+        return web.json_response(request.traceparent if request else "")
+
+    app = web.Application()
+    app.router.add_get("/buy", tell)
+    server = await cluster.start(app)
+    async with ClientSession() as client:
+        url = f"http://127.0.0.1:{server.http_port}/buy"
+        async with client.get(url) as response:
+            assert await response.json() is None
+        async with client.get(url, headers={"traceparent": SAMPLED}) as response:
+            told = await response.json()
+    assert told == f"00-{TRACE}-{kept(server)[0]['span']}-01"
+
+
+class Batched(EchoService):
+    async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
+        self.calls += 1
+        return echo_pb2.EchoReply(response=await self.shout(request.message))
+
+    @batch(max_batch_size=2)
+    async def shout(self, messages: list[str]) -> list[str]:
+        self.begun += len(messages)
+        await self.gate.wait()
+        return [each.upper() for each in messages]
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+async def test_a_batch_is_in_the_trace_of_each_member_with_a_link_to_the_other(cluster: Cluster) -> None:
+    service = Batched()
+    server = await cluster.start(service)
+    other = f"00-{'1' * 32}-{CALLER}-01"
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        stub: Any = echo_pb2_grpc.EchoStub(channel)
+        first = asyncio.ensure_future(_awaited(stub.Echo(echo())))
+        await until(lambda: service.begun == 1, "a batch of one runs")
+        both = [stub.Echo(echo(), metadata=(("traceparent", each),)) for each in (SAMPLED, other)]
+        await until(lambda: service.calls == 3, "two calls are the next batch")
+        service.gate.set()
+        await asyncio.gather(first, *map(_awaited, both))
+    await until(lambda: len(kept(server)) == 2, "both have ended")
+    spans = {each["trace"]: each["spans"][0] for each in kept(server)}
+    assert {trace: span["links"] for trace, span in spans.items()} == {TRACE: ["1" * 32], "1" * 32: [TRACE]}
+    assert {span["name"] for span in spans.values()} == {"batch Batched.shout"}
+    assert spans[TRACE]["attributes"] == {"members": 2, "rows": 2}
+
+
+async def test_a_call_that_waited_for_room_says_so(cluster: Cluster) -> None:
+    full = await cluster.start(EchoService("full"), service="echo-child", replica="full", max_ongoing_requests=1)
+    know(full)
+    service: Any = full._servicers[0]
+
+    async def ask(_: web.Request) -> web.Response:
+        stub: Any = handle(echo_pb2_grpc.EchoStub, "echo-child")
+        await stub.Echo(echo())  # connected
+        waiting = asyncio.ensure_future(_awaited(stub.Echo(echo("wait"))))
+        await until(lambda: service.begun == 1, "the first call has the only place")
+        second = asyncio.ensure_future(_awaited(stub.Echo(echo())))
+        request = current_request()
+        spans = request.trace.spans if request is not None and request.trace is not None else []
+        await until(lambda: bool(spans[2].events), "the second one was refused")
+        service.gate.set()
+        await asyncio.gather(waiting, second)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/buy", ask)
+    parent = await cluster.start(app, service="shop")
+    async with ClientSession() as client:
+        url = f"http://127.0.0.1:{parent.http_port}/buy"
+        async with client.get(url, headers={"traceparent": SAMPLED}) as response:
+            assert response.status == 200
+    _, first, second = kept(parent)[0]["spans"]
+    assert [each["name"] for each in first["events"]] == []
+    assert second["status"] == "OK"
+    told = [each["name"] for each in second["events"]]
+    assert told[0] == "is tried again: overloaded"
+    assert told[-2:] == ["waits for a replica with room", "has a replica"]
+
+
+async def test_without_traces_nothing_has_one(cluster: Cluster) -> None:
+    child = await cluster.start(EchoService(), service="echo-child", traces=None)
+    know(child)
+    parent = await cluster.start(Shop().aiohttp(), service="shop", traces=None)
+    await _http(parent)
+    assert parent.edge.traces is None
+    (seen,) = child._servicers[0].seen  # type: ignore[attr-defined]
+    assert (seen.trace, seen.traceparent) == (None, SAMPLED)
+    async with ClientSession() as client:
+        async with client.get(f"http://127.0.0.1:{parent.admin_port}/traces") as response:
+            assert response.status == 404
+
+
+async def test_the_admin_port_has_them(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    parent = await cluster.start(Shop().aiohttp(), service="shop")
+    await _http(parent)
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{parent.admin_port}/traces") as response:
+        assert [each["trace"] for each in (await response.json())["traces"]] == [TRACE]
