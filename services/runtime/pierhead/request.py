@@ -27,8 +27,8 @@ class RequestContext(NamedTuple):
     deadline: float
     """`time.monotonic()` at which the caller stops waiting."""
     traceparent: str | None = None
-    """W3C trace context for what is called outside the stack: of the request's own span here where the caller sent one or
-    the request is in the sample; calls to services have one of their own."""
+    """W3C trace context, for what is called outside the stack: of the request's own span, where its caller sent one or
+    it is in the sample. Where traces are off, the caller's."""
     session_id: str | None = None
     """Names the user or conversation; for policies that keep a session at one replica."""
     model_id: str | None = None

@@ -52,6 +52,7 @@ DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = DEFAULT_PORTS["grpc"], DEFAULT_PORTS["htt
 DEFAULT_ADMIN_PORT = 9100
 DEFAULT_DRAIN_S = 20.0
 DEFAULT_ACCESS_LOG = "sampled"
+DEFAULT_SAMPLER = TraceSampler()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ class Settings:
     | PIERHEAD_ACCESS_LOG_SAMPLE | the sample's share of the requests, 0 to 1, default 0.01; the request id decides |
     | PIERHEAD_SLOW_REQUEST_S | a request that takes this many seconds is slow, default 1 |
     | OTEL_SDK_DISABLED | true: no traces; default false |
-    | OTEL_EXPORTER_OTLP_ENDPOINT | URL of the collector that gets the traces; without one the replica keeps the last ones |
+    | OTEL_EXPORTER_OTLP_ENDPOINT | URL of the collector that gets the traces; default none |
     | OTEL_EXPORTER_OTLP_PROTOCOL | http/protobuf (default) or grpc |
-    | OTEL_TRACES_SAMPLER | always_on, always_off, traceidratio, or one of them after parentbased_; default parentbased_always_on with a collector, else parentbased_always_off |
+    | OTEL_TRACES_SAMPLER | as OpenTelemetry has it; default parentbased_always_on with a collector, else ..._off |
     | OTEL_TRACES_SAMPLER_ARG | the share that traceidratio takes, 0 to 1, default 1 |
     """
 
@@ -140,7 +141,7 @@ class Settings:
     slow_request_s: float = LoggingBlock.slow_request_s
     log_level: str = LoggingBlock.log_level
     log_encoding: str = LoggingBlock.encoding
-    traces: TraceSampler | None = TraceSampler()
+    traces: TraceSampler | None = DEFAULT_SAMPLER
     """None = requests have no traces."""
     trace_collector: str = ""
     """The OTLP endpoint; "" = none."""

@@ -331,9 +331,8 @@ async def test_without_traces_nothing_has_one(cluster: Cluster) -> None:
     assert parent.edge.traces is None
     (seen,) = child._servicers[0].seen  # type: ignore[attr-defined]
     assert (seen.trace, seen.traceparent) == (None, SAMPLED)
-    async with ClientSession() as client:
-        async with client.get(f"http://127.0.0.1:{parent.admin_port}/traces") as response:
-            assert response.status == 404
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{parent.admin_port}/traces") as response:
+        assert response.status == 404
 
 
 async def test_the_admin_port_has_them(cluster: Cluster) -> None:

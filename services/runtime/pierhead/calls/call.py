@@ -38,7 +38,15 @@ from pierhead.errors import DeadlineExceeded, PierheadError
 from pierhead.held import parse_announcement
 from pierhead.lanes.connection import Method, MethodKind
 from pierhead.policies.router import Ranks, Unranked
-from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
+from pierhead.request import (
+    CURRENT,
+    MODEL_KEY,
+    REQUEST_ID_KEY,
+    SESSION_KEY,
+    TRACEPARENT_KEY,
+    RequestContext,
+    new_request_id,
+)
 from pierhead.routing_stats import parse_stats
 from pierhead.trailers import Trailers
 
@@ -94,26 +102,11 @@ class Call:
         self._started = now = time.monotonic()
         limit = binding.timeout_s if timeout is None else min(timeout, LONGEST_S)
         context = CURRENT.get()
-        ours: tuple[tuple[str, str], ...]
         if context is None:
-            ours = ((REQUEST_ID_KEY, new_request_id()),)
+            self._metadata: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, new_request_id()),)
         else:
-            request_id, deadline, traceparent, session_id, model_id, trace = context
-            if deadline - now < limit:
-                limit = deadline - now
-            ours = ((REQUEST_ID_KEY, request_id),)
-            if trace is not None:
-                self._span = span = trace.span("client", method.path[1:], now)
-                traceparent = trace.traceparent(span.span_id)
-            if traceparent is not None:
-                ours += ((TRACEPARENT_KEY, traceparent),)
-            if session_id is not None:
-                ours += ((SESSION_KEY, session_id),)
-                self.session_id = session_id
-            if model_id is not None:
-                ours += ((MODEL_KEY, model_id),)
-                self.model_id = model_id
-        self._metadata = ours
+            limit = min(limit, context.deadline - now)
+            self._metadata = self._inherited(context, now)
         if metadata:
             self._add_metadata(metadata)
         self._limit = limit
@@ -214,6 +207,21 @@ class Call:
         await (await self._opened()).wait_for_connection()
 
     # ---- getting to a replica
+
+    def _inherited(self, context: RequestContext, now: float) -> tuple[tuple[str, str], ...]:
+        """The metadata that a call has from the request that makes it."""
+        request_id, _, traceparent, self.session_id, self.model_id, trace = context
+        ours: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, request_id),)
+        if trace is not None:
+            self._span = span = trace.span("client", self._method.path[1:], now)
+            traceparent = trace.traceparent(span.span_id)
+        if traceparent is not None:
+            ours += ((TRACEPARENT_KEY, traceparent),)
+        if self.session_id is not None:
+            ours += ((SESSION_KEY, self.session_id),)
+        if self.model_id is not None:
+            ours += ((MODEL_KEY, self.model_id),)
+        return ours
 
     def _add_metadata(self, metadata: Any) -> None:
         """Add the caller's own pairs, which may name another session and model for this one call."""

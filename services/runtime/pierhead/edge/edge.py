@@ -88,7 +88,9 @@ class Edge:
         self.metrics.refused.inc((reason,))
         return reason
 
-    def finished(self, method: str, code: str, seconds: float, request_id: str, trace: RequestTrace | None = None) -> None:
+    def finished(
+        self, method: str, code: str, seconds: float, request_id: str, trace: RequestTrace | None = None
+    ) -> None:
         """Count a request, log it and keep its trace, however it ended."""
         labels = (method, code)
         self.metrics.requests.inc(labels)

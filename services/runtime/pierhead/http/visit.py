@@ -106,9 +106,7 @@ class Visit:
         if session is not None or model is not None:  # most requests have none of them
             session, model = accept_opaque(session), accept_opaque(model)
         traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace)
-        context = RequestContext(
-            self.request_id, self.started + limit, traceparent, session, model, self._trace
-        )
+        context = RequestContext(self.request_id, self.started + limit, traceparent, session, model, self._trace)
         CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
         refusal = edge.admission.enter_while_draining()
         if refusal is not None:

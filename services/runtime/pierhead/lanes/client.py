@@ -435,7 +435,7 @@ class CallerLane:
 
 
 def _split(metadata: Iterable[Pair]) -> tuple[str, str, list[str], int]:
-    """The request id, the trace context; the rest in the lane's form, and about its size in bytes. Raises as `flatten`."""
+    """The request id, the trace context, the rest in the lane's form, its bytes, about. Raises as `flatten` does."""
     request_id = traceparent = ""
     rest: list[Pair] = []
     for pair in metadata:

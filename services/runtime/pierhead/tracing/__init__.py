@@ -1,1 +1,1 @@
-"""Traces of requests: kept for those that failed, were slow, or are in the sample; exported where a collector is named."""
+"""Traces of requests that failed, were slow or are in the sample: kept, and sent to a collector where one is named."""

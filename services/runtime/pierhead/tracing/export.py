@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pierhead.errors import SettingsError
@@ -18,6 +18,7 @@ from pierhead.settings import Settings
 from pierhead.tracing.trace import RequestSpan, RequestTrace, use_user_spans
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
     from opentelemetry.trace import SpanContext, Status
 
@@ -27,8 +28,8 @@ FLUSH_S = 2.0
 """How long the end of a process waits for its last traces to reach the collector."""
 
 NO_SDK = (
-    "OTEL_EXPORTER_OTLP_ENDPOINT: a collector is named, and OpenTelemetry's SDK is not installed: install pierhead[otel] "
-    "in the service's image, or set OTEL_SDK_DISABLED=true for the service"
+    "OTEL_EXPORTER_OTLP_ENDPOINT: a collector is named, and OpenTelemetry's SDK is not installed: install "
+    "pierhead[otel] in the service's image, or set OTEL_SDK_DISABLED=true for the service"
 )
 
 
@@ -48,7 +49,7 @@ class TraceExport:
             "service.namespace": settings.project,
         }
         self._resource = Resource.create({name: value for name, value in names.items() if value})
-        self._queue = _queue(settings.trace_protocol)
+        self._queue = _queue(settings.trace_protocol, self._resource)
 
     def enter(self, trace: RequestTrace) -> None:
         """Make spans that the running code begins from now on the request's. Call it in the request's own context."""
@@ -112,9 +113,17 @@ def exporter(settings: Settings) -> TraceExport | None:
     return _made[key]
 
 
-@cache
-def _queue(protocol: str) -> SpanProcessor:
-    """The queue of this process, with its thread that sends, which also gets users' own spans."""
+_queues: list[SpanProcessor] = []
+
+
+def _queue(protocol: str, resource: Resource) -> SpanProcessor:
+    """The queue of this process, with its thread that sends. `resource`: of users' own spans, which it also gets."""
+    if not _queues:
+        _queues.append(_new_queue(protocol, resource))
+    return _queues[0]
+
+
+def _new_queue(protocol: str, resource: Resource) -> SpanProcessor:
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -129,7 +138,7 @@ def _queue(protocol: str) -> SpanProcessor:
         queue = BatchSpanProcessor(OTLPSpanExporter())
     except Exception as error:  # the SDK's own words for a variable that it cannot use
         raise SettingsError(f"traces cannot be exported, by the variables OTEL_EXPORTER_OTLP_...: {error}") from error
-    provider = TracerProvider(shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(_user_spans())
     provider.add_span_processor(queue)
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # the user has set none
@@ -147,7 +156,7 @@ def _flush(provider: Any) -> None:
 
 
 def _user_spans() -> SpanProcessor:
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.sdk.trace import SpanProcessor
 
     class UserSpans(SpanProcessor):
         """Adds the spans that users' code makes to their requests' traces."""
@@ -164,8 +173,6 @@ def _user_spans() -> SpanProcessor:
 
 
 def _of_user(span: ReadableSpan, context: SpanContext) -> RequestSpan:
-    import time
-
     offset = time.time() - time.monotonic()
     parent = f"{span.parent.span_id:016x}" if span.parent is not None else ""
     made = RequestSpan("user", span.name, (span.start_time or 0) / 1e9 - offset, parent, f"{context.span_id:016x}")
