@@ -66,6 +66,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         is_manual=settings.is_manual,
         router_silence_s=settings.haproxy_silence_s,
         ask_contract=probe.contract,
+        ask_traces=probe.traces,
         end=stop.set,
         send=webhook,
     )

@@ -1,5 +1,5 @@
 // The console: a picture of the stack, a page for each service, events and the plan. The address says what is shown:
-// #/, #/services/<name>, #/events, #/plan.
+// #/, #/services/<name>, #/traces, #/traces/<id>, #/events, #/plan.
 
 import { html, render, useEffect, useReducer, useState } from "./lib/preact.js";
 import { call, store, token } from "./api.js";
@@ -7,11 +7,13 @@ import { Events } from "./events.js";
 import { Picture } from "./picture.js";
 import { Plan } from "./plan.js";
 import { ServicePage } from "./service.js";
+import { Traces, TraceView } from "./traces.js";
 import { useTraffic } from "./traffic.js";
 import { age } from "./words.js";
 
 const PAGES = [
   { path: "", title: "Stack" },
+  { path: "traces", title: "Traces" },
   { path: "events", title: "Events" },
   { path: "plan", title: "Plan" },
 ];
@@ -79,6 +81,8 @@ function Page({ path, shown, traffic, caller }) {
     if (!row) return html`<h1>${path[1]}</h1><p>There is no service of this name. <a href="#/">The whole stack</a></p>`;
     return html`<${ServicePage} key=${row.name} row=${row} shown=${shown} traffic=${traffic} caller=${caller} />`;
   }
+  if (path[0] === "traces" && path[1]) return html`<${TraceView} key=${path[1]} id=${path[1]} />`;
+  if (path[0] === "traces") return html`<${Traces} services=${[...shown.services.keys()]} />`;
   if (path[0] === "events") return html`<${Events} events=${shown.events} />`;
   if (path[0] === "plan") return html`<${Plan} plan=${shown.plan} />`;
   return html`<${Picture} shown=${shown} traffic=${traffic} />`;

@@ -28,6 +28,7 @@ from ..files.watch import SpecWatch
 from ..model.actions import KINDS
 from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
+from ..observe.traces import ReplicaTraces
 from ..plan import plan
 from ..status import documents, openapi
 from ..status.live import EVENTS, LiveParts, SentPart
@@ -36,6 +37,8 @@ from ..status.publisher import Publisher
 from ..status.records import answers, changes
 from ..status.records.document import as_json
 from ..status.records.services import Nodes, Service, Services
+from ..status.records.traces import Traces
+from ..status.traces import MOST_TRACES, joined
 from ..status.traffic import AskSeries, TrafficReader
 from ..status.view import View
 from ..storage.events import EventLog
@@ -78,6 +81,7 @@ class Api:
     _executor: Executor
     _gatekeeper: Gatekeeper
     _ask_series: AskSeries
+    _replica_traces: ReplicaTraces
     _clock: Callable[[], float]
     _wall: Callable[[], float]
 
@@ -350,6 +354,15 @@ class Api:
         """Requests, errors, durations and queues of the services over the last minutes, as Prometheus counted them."""
         return await self._traffic.of(_integer(request, "minutes", 0, 0, MOST_MINUTES))
 
+    async def traces(self, request: web.Request) -> Traces:
+        """Requests that failed, were slow or are in the sample, and their ways through the stack."""
+        service, trace = request.query.get("service", ""), request.query.get("trace", "")
+        if service:
+            self._specs.known(service)
+        limit = _integer(request, "limit", 50, 1, MOST_TRACES)
+        kept, silent = await self._replica_traces.read(self._publisher.view.observed.containers)
+        return Traces(self._wall(), joined(kept, service=service, trace=trace, limit=limit), tuple(silent))
+
     async def live(self, request: web.Request) -> web.StreamResponse:
         """What a page shows, as server-sent events: each part at first, and again whenever it has changed."""
         return await self._live.watch(request)
@@ -514,6 +527,11 @@ _EVENT_QUERY = (
     Query("kind", "Only events of these kinds, separated by commas."),
 )
 _TRAFFIC_QUERY = (whole_query("minutes", "How many of the last minutes; 0: now.", 0, MOST_MINUTES, 0),)
+_TRACE_QUERY = (
+    Query("service", "Only requests that this service had a part in."),
+    Query("trace", "Only the one with this trace id or request id."),
+    whole_query("limit", "At most this many, the newest.", 1, MOST_TRACES, 50),
+)
 _TARGET_QUERY = (Query("job", "replicas (the default), or haproxy: one on each node, where there are several."),)
 
 LISTED: Final = (
@@ -551,6 +569,7 @@ LISTED: Final = (
     ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),
     ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
     ApiCall("GET", "/api/v1/traffic", "read", Api.traffic, answers.Traffic, query=_TRAFFIC_QUERY),
+    ApiCall("GET", "/api/v1/traces", "read", Api.traces, Traces, query=_TRACE_QUERY),
     ApiCall("GET", "/api/v1/live", "read", Api.live, answers.LivePart, is_stream=True),
     ApiCall("GET", "/api/v1/caller", "read", Api.caller, answers.Caller),
     ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),

@@ -29,6 +29,7 @@ from ..observe.gpu_memory import GpuMemoryWatch
 from ..observe.judge import ProbeReading
 from ..observe.key_uses import KeyUses
 from ..observe.prober import AskContract, Prober, Subject, no_contract
+from ..observe.traces import AskTraces, ReplicaTraces, no_traces
 from ..observe.router_silence import RouterWatch
 from ..observe.snapshot import Observer, engine_watch
 from ..outlive import Background, Spawn, outlive
@@ -78,6 +79,8 @@ class World:
     """How autoscaling functions are called."""
     ask_contract: AskContract = no_contract
     """Asks a replica for its contract."""
+    ask_traces: AskTraces = no_traces
+    """Asks a replica for the traces that it keeps."""
     end: Callable[[], None] = lambda: None
     """Ends this controller."""
     send: Send | None = None
@@ -105,6 +108,7 @@ class Controller:
     key_uses: KeyUses
     webhook: Webhook | None
     series: AskSeries
+    traces: ReplicaTraces
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -141,6 +145,7 @@ class Controller:
             self.executor,
             gatekeeper,
             self.series,
+            self.traces,
             self.clock,
             self.wall,
         )
@@ -273,6 +278,7 @@ def assemble(
         key_uses=key_uses,
         webhook=webhook,
         series=world.series,
+        traces=ReplicaTraces(prober, world.ask_traces),
         clock=clock,
         wall=wall,
     )

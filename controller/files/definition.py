@@ -52,12 +52,19 @@ _HASH_FORMAT = 1
 
 
 def managed_environment(
-    source: ServiceSource, block: ServeBlock, drain_s: float, memory: SharedMemoryLimits, access_log: AccessLog
+    source: ServiceSource,
+    block: ServeBlock,
+    drain_s: float,
+    memory: SharedMemoryLimits,
+    access_log: AccessLog,
+    traces: Mapping[str, str],
 ) -> dict[str, str]:
     """The environment of every replica of a managed service; `create_body` adds its name, version and machine.
 
     Defaults are set as well: a replica's behaviour must not depend on the defaults of the runtime in its image.
+    `traces`: the stack's variables, in whose place a service may have its own.
     """
+    own = source.definition.get("environment")
     derived = {
         "PIERHEAD_PROJECT": source.project,
         "PIERHEAD_SERVICE": source.name,
@@ -68,6 +75,7 @@ def managed_environment(
         "PIERHEAD_ACCESS_LOG": access_log.word,
         "PIERHEAD_ACCESS_LOG_SAMPLE": f"{access_log.sample:.10g}",
         **memory.environment,
+        **{name: value for name, value in traces.items() if not (isinstance(own, Mapping) and name in own)},
     }
     if block.streams_requests:  # a body may take as long as its request
         derived["PIERHEAD_BODY_TIMEOUT_S"] = variable_text(block.request_timeout_s)

@@ -41,6 +41,7 @@ from .serve_block import SERVICE_NAME, parse_block, parse_policy, user_config_te
 from .shared_memory import SharedMemoryLimits, check_memory_limit, shared_memory, stack_size, with_memory_sockets
 from .sockets import ServiceSockets, StackSockets, service_sockets, stack_has_sockets, with_sockets
 from .stack_options import StackOptions
+from .traces import stack_traces
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
@@ -74,7 +75,7 @@ def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _
     dialect = dialects.get(str(stack.get(ENGINE_VARIABLE)).lower())
     served = frozenset(str(name) for name, one in definitions.items() if isinstance(one, Mapping) and _BLOCK in one)
     sockets = StackSockets(stack_has_sockets(stack, sections["volumes"]) and dialect is None, served)
-    of_stack = _OfStack(stack_size(stack), stack_access_log(stack), sockets)
+    of_stack = _OfStack(stack_size(stack), stack_access_log(stack), stack_traces(stack), sockets)
     blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
@@ -168,6 +169,7 @@ class _OfStack(NamedTuple):
 
     memory: str | None
     access_log: AccessLog
+    traces: Mapping[str, str]
     sockets: StackSockets
 
 
@@ -209,7 +211,9 @@ def _service(
     if block:
         sockets = service_sockets(at(path, _BLOCK), block, callees, of_stack.sockets, problems)
     mounted = with_sockets(with_memory_sockets(source) if memory.size else source, sockets)
-    environment = managed_environment(source, block, drain_s, memory, log) if block and block.is_managed else {}
+    environment: Mapping[str, str] = {}
+    if block and block.is_managed:
+        environment = managed_environment(source, block, drain_s, memory, log, of_stack.traces)
     container = translate(mounted, image, environment, grace_s, problems)
     constraints = tuple((container.get("Placement") or {}).get("Constraints") or ())
     gpu = replace(gpu, constraints=constraints) if gpu else None

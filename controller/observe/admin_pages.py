@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +21,8 @@ from .prober import MANAGED_PROBE, Subject
 BODY_LIMIT = 64 * 1024
 MOST_CONTRACT_BYTES = 4 * 1024 * 1024
 """A larger contract counts as none."""
+MOST_TRACES_BYTES = 8 * 1024 * 1024
+TRACES_S = 2.0
 CONTRACT_TYPE = "application/x-protobuf"
 MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
@@ -76,15 +78,25 @@ class HttpProbe:
 
     async def contract(self, subject: Subject) -> bytes | None:
         """Ask a managed replica for its contract, as `AskContract` says."""
-        # A program's own readiness path may be at another port than the runtime's admin pages.
-        admin = subject.spec if subject.spec.path == MANAGED_PROBE.path else MANAGED_PROBE
         try:
             async with asyncio.timeout(subject.spec.timeout_s):
-                answer = await _ask(subject.at(admin.port), "GET", "/contract", limit=MOST_CONTRACT_BYTES)
+                answer = await _ask(_admin_of(subject), "GET", "/contract", limit=MOST_CONTRACT_BYTES)
         except (TimeoutError, OSError, ValueError):
             return None
         is_one = (answer.status, answer.content_type) == (200, CONTRACT_TYPE)
         return answer.body if is_one and len(answer.body) <= MOST_CONTRACT_BYTES else b""
+
+    async def traces(self, subject: Subject) -> Sequence[Any] | None:
+        """Ask a managed replica for the traces that it keeps, as `AskTraces` says."""
+        try:
+            async with asyncio.timeout(TRACES_S):
+                answer = await _ask(_admin_of(subject), "GET", "/traces", limit=MOST_TRACES_BYTES)
+        except (TimeoutError, OSError, ValueError):
+            return None
+        if answer.status == 404:  # it keeps none, or its runtime is an earlier one
+            return ()
+        found = _report(answer.body).get("traces")
+        return found if answer.status == 200 and isinstance(found, list) else None
 
     async def give(self, address: str, text: str, token: str) -> UserConfigReport:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
@@ -93,6 +105,12 @@ class HttpProbe:
     async def put_to_sleep(self, address: str, wanted: bool, token: str) -> SleepReport:
         """Have a replica sleep, or wake up; return its report, at once. As `give`."""
         return await _put(address, "/sleep", json.dumps({"sleep": wanted}), token, "sleep", _sleep_report)
+
+
+def _admin_of(subject: Subject) -> str:
+    """Where a managed replica's admin pages are. Its program's own readiness path may be at another port."""
+    admin = subject.spec if subject.spec.path == MANAGED_PROBE.path else MANAGED_PROBE
+    return subject.at(admin.port)
 
 
 async def _put(

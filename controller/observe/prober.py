@@ -144,6 +144,11 @@ class Prober:
             watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
         watch.nudge.set()
 
+    def managed(self) -> Mapping[str, Subject]:
+        """The managed replicas that are up and have an address, by their containers' ids."""
+        subjects = {container_id: watch.subject for container_id, watch in self._watches.items()}
+        return {container_id: each for container_id, each in subjects.items() if each.managed and each.ip}
+
     async def first_round(self, limit_s: float) -> None:
         """Return when every replica was probed once, or after `limit_s` seconds."""
         pending = [watch.asked.wait() for watch in self._watches.values()]

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ..api_tokens import Role
 from ..build import current_build
-from .records import answers, changes, services
+from .records import answers, changes, services, traces
 from .records.document import Document
 
 VERSION = "1"
@@ -145,7 +145,7 @@ def _json(answer: Any, *, is_stream: bool = False) -> dict[str, Any]:
 @functools.cache
 def _schemas() -> dict[str, Any]:
     """Return the schema of every document, by its name."""
-    named = [each for module in (answers, changes, services) for each in vars(module).values()]
+    named = [each for module in (answers, changes, services, traces) for each in vars(module).values()]
     kinds = [each for each in named if isinstance(each, type) and issubclass(each, Document) and each is not Document]
     found: dict[str, Any] = {}
     for kind in kinds:

@@ -11,7 +11,9 @@ import os
 import re
 import tarfile
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -22,6 +24,7 @@ from playwright.async_api import Page, Route, expect
 from controller.api_tokens import digest_of, read_tokens
 from controller.daemon.callers import Gatekeeper
 from controller.model.machine import Machine
+from controller.observe.prober import Subject
 from controller.observe.prometheus import Series
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.chromium import driven, running
@@ -83,6 +86,41 @@ async def traffic(query: str, start: float, end: float, step_s: float) -> Sequen
     ]
 
 
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+async def kept_traces(control: Control, subject: Subject) -> Sequence[Any]:
+    """A request that was slow because the service below waited for a batch, and one that failed."""
+    began = subject.started_at + 1
+    (own,) = [each for each in control.view.observed.containers if each.id == subject.container_id]
+
+    def span(
+        number: str, parent: str, name: str, kind: str, after: float, seconds: float, **more: Any
+    ) -> dict[str, Any]:
+        made = {"span": number * 16, "parent": parent * 16, "name": name, "kind": kind, "status": "OK", "links": []}
+        return made | {"began": began + after, "seconds": seconds, "attributes": {}, "events": []} | more
+
+    def kept(
+        trace: str, number: str, parent: str, name: str, after: float, seconds: float, **more: Any
+    ) -> dict[str, Any]:
+        made = {"trace": trace, "request": "my-request-25", "why": "slow", "status": "OK", "spans": [], "left_out": 0}
+        own = {"span": number * 16, "parent": parent * 16, "name": name, "began": began + after, "seconds": seconds}
+        return made | own | more
+
+    if own.number > 1:
+        return []
+    if own.service == "web":
+        moved = {"at": began + 0.02, "name": "is tried again: draining", "detail": "replica ranker-2"}
+        calls = [
+            span("2", "1", "shop.Ranker/Rank", "client", 0.01, 1.9, attributes={"replica": "ranker-1"}, events=[moved]),
+            span("3", "1", "shop.Store/Put", "client", 1.92, 0.2, status="deadline_exceeded"),
+        ]
+        failed = kept("1" * 32, "9", "", HOSTILE, 0.5, 0.01, why="failed", status="500", request="other")
+        return [kept(TRACE, "1", "", "GET /rank/{user}", 0, 2.15, status="200", spans=calls), failed]
+    batch = span("5", "4", "batch Ranker.score", "batch", 0.1, 1.7, attributes={"members": 2}, links=["1" * 32])
+    return [kept(TRACE, "4", "2", "shop.Ranker/Rank", 0.05, 1.84, spans=[batch])]
+
+
 @pytest.fixture
 def control(tmp_path: Path) -> Control:
     control = Control.of(
@@ -94,6 +132,7 @@ def control(tmp_path: Path) -> Control:
     control.engine.behaviours["chat"] = Behaviour(ready_after_s=1e6)
     control.starts["chat"] = (40, "loading weights, 40 %")
     control.series = traffic
+    control.ask_traces = partial(kept_traces, control)
     return control
 
 
@@ -240,7 +279,38 @@ async def test_what_a_replica_writes_is_text(control: Control, chromium: str, li
         await expect(page.locator("main img")).to_have_count(0)
 
 
-VIEWS = {"stack": "", "service": "services/web", "events": "events", "plan": "plan"}
+async def test_a_traces_way_through_the_stack(control: Control, chromium: str, libraries: Path) -> None:
+    """Each span is below the one that it belongs to; what a replica says is text."""
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/traces")
+        await expect(page.locator("tbody tr")).to_have_count(2)
+        await expect(page.locator("tbody")).to_contain_text(HOSTILE)
+        await page.get_by_label("Filter").fill("my-request-25")
+        await expect(page.locator("tbody tr")).to_have_count(1)
+        await page.get_by_role("link", name="GET /rank/{user}").click()
+        rows = page.locator(".waterfall tbody tr")
+        await expect(rows).to_have_count(5)
+        named = ["GET /rank/{user}", "shop.Ranker/Rank", "shop.Ranker/Rank", "batch Ranker.score", "shop.Store/Put"]
+        for number, name in enumerate(named):
+            await expect(rows.nth(number).locator("th")).to_contain_text(name)
+        assert [await rows.nth(number).locator("th").get_attribute("class") for number in range(5)] == [
+            "depth-0", "depth-1", "depth-2", "depth-3", "depth-1",
+        ]  # fmt: skip
+        await expect(rows.nth(1)).to_contain_text("is tried again: draining (replica ranker-2)")
+        await page.goto(f"{address}#/traces/my-request-25")
+        await expect(rows).to_have_count(5)
+        await page.goto(f"{address}#/traces/nobody")
+        await expect(page.locator("main")).to_contain_text("No replica keeps the trace nobody")
+
+
+VIEWS = {
+    "stack": "",
+    "service": "services/web",
+    "traces": "traces",
+    "trace": f"traces/{TRACE}",
+    "events": "events",
+    "plan": "plan",
+}
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -24,6 +24,7 @@ from controller.model.world import SleepReport, UserConfigReport, current_versio
 from controller.observe.judge import ProbeReading
 from controller.observe.prober import Subject
 from controller.observe.prometheus import Series
+from controller.observe.traces import AskTraces, no_traces
 from controller.status.traffic import AskSeries
 from controller.status.view import View
 from controller.storage.file import StateFile
@@ -167,6 +168,7 @@ class Control:
     public_keys: PemWatch | None = None
     query: Query = no_prometheus
     series: AskSeries = no_series
+    ask_traces: AskTraces = no_traces
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
@@ -318,6 +320,7 @@ class Control:
                     tell_to_sleep=self.tell_to_sleep,
                     operate=operate,
                     ask_contract=self.ask_contract,
+                    ask_traces=self.ask_traces,
                     end=self.has_ended.set,
                 )
                 self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)

@@ -134,7 +134,7 @@ async def test_the_bounds_of_parameters_are_the_real_ones(control: Control) -> N
         for each in methods.get("get", {}).get("parameters", ())
         if "maximum" in each["schema"]
     ]
-    assert len(bounded) == 4
+    assert len(bounded) == 5
     async with serving(control, web=2) as client:
         for path, name, most in bounded:
             assert (await client.get(f"{path}?{name}={most}")).status == 200

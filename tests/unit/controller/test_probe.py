@@ -17,7 +17,7 @@ from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import PublishedStats, ReplicaContainer, ReplicaHealth, SleepReport, UserConfigReport
-from controller.observe.admin_pages import MOST_CONTRACT_BYTES, HttpProbe
+from controller.observe.admin_pages import MOST_CONTRACT_BYTES, MOST_TRACES_BYTES, HttpProbe
 from controller.observe.judge import ProbeJudge, ProbeReading
 from controller.observe.prober import CONTRACT_UNREAD, Prober, Subject
 from controller.outlive import Background
@@ -127,6 +127,7 @@ async def listening(answer: Answer, timeout_s: float = PATIENCE_S) -> AsyncItera
     app = web.Application()
     app.router.add_get("/readyz", answer)
     app.router.add_get("/contract", answer)
+    app.router.add_get("/traces", answer)
     app.router.add_put("/user-config", answer)
     app.router.add_put("/sleep", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -275,6 +276,27 @@ async def test_a_put_without_a_report_is_refused(probe: HttpProbe, path: str) ->
     async with listening(says(odd)) as target:
         with pytest.raises(ReplicaError, match="refused it with 200: no reason is given"):
             await PUTS[path](probe, f"127.0.0.1:{target.spec.port}")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b'{"traces": [{"trace": "a"}]}', [{"trace": "a"}]),
+        (404, b"{}", ()),
+        (500, b'{"traces": []}', None),
+        (200, b"<!doctype html>", None),
+        (200, b'{"traces": {}}', None),
+        (200, b'{"traces": ["' + bytes(MOST_TRACES_BYTES) + b'"]}', None),
+    ],
+    ids=["traces", "an earlier runtime", "a fault", "another program", "another shape", "too large"],
+)
+async def test_the_traces_of_a_replica(probe: HttpProbe, status: int, body: bytes, told: object) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    async with listening(answer) as target:
+        assert await probe.traces(target) == told
+    assert await probe.traces(target) is None, "nobody answers"
 
 
 @pytest.mark.parametrize(
