@@ -29,9 +29,9 @@ from ..observe.gpu_memory import GpuMemoryWatch
 from ..observe.judge import ProbeReading
 from ..observe.key_uses import KeyUses
 from ..observe.prober import AskContract, Prober, Subject, no_contract
-from ..observe.traces import AskTraces, ReplicaTraces, no_traces
 from ..observe.router_silence import RouterWatch
 from ..observe.snapshot import Observer, engine_watch
+from ..observe.traces import AskTraces, ReplicaTraces, no_traces
 from ..outlive import Background, Spawn, outlive
 from ..plan import plan
 from ..plan.failures import obsolete_failures

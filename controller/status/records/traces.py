@@ -63,7 +63,7 @@ class TracePart(Document):
 
 @dataclass(frozen=True, slots=True)
 class Trace(Document):
-    """A request's way through the stack, as far as its replicas keep it. The first part has the request from outside."""
+    """A request through the stack, as far as its replicas keep it. The first part has the request from outside."""
 
     trace: str
     request: str
