@@ -30,10 +30,12 @@ from tests.fakes.fake_engine import Behaviour
 from tests.harness.chromium import driven, running
 from tests.harness.place import TAG
 from tests.harness.stack import EVIDENCE
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+expect.set_options(timeout=PATIENCE_S * 1000)  # a browser's first page may take seconds, where both cores are busy
 
 CONTROLLER = f"pierhead/controller:{TAG}"
 PICTURES = Path(os.environ.get("PIERHEAD_SCREENSHOTS", EVIDENCE / "console"))

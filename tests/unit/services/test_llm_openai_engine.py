@@ -704,6 +704,16 @@ async def test_a_server_whose_places_are_all_taken_is_alive_while_it_decodes(mon
         assert (await answer)[0].usage.completion_tokens == 3
 
 
+async def test_what_the_server_has_decoded_before_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="llamacpp:n_decode_total 7\n")
+
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
+    async with started(with_models(handle), metrics_path="/metrics") as engine:
+        await until(lambda: bool(engine.expose()), "its metrics are fetched")
+        assert engine.load().tokens == 0
+
+
 # ---- events
 
 

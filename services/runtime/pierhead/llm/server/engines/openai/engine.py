@@ -78,7 +78,8 @@ class OpenAIEngine(LLMEngine):
         self._running = 0
         self._tokens = 0
         self._metrics, self._metrics_at = b"", 0.0
-        self._decodes: list[bytes] = []
+        self._decodes: list[bytes] | None = None
+        """As last read; None = not read yet."""
         self._adapters: dict[str, str] = {}
         """Loaded adapters, and where their files are."""
         self._listed: tuple[float, Collection[str]] = (-math.inf, ())
@@ -430,9 +431,8 @@ class OpenAIEngine(LLMEngine):
             return
         if status == 200:
             self._metrics, self._metrics_at = without_ours(text), time.monotonic()
-            if (decodes := decodes_in(text)) != self._decodes:
-                self._decodes = decodes
-                self._tokens += 1
+            before, self._decodes = self._decodes, decodes_in(text)
+            self._tokens += before is not None and self._decodes != before
 
 
 def _notes_a_kept_connection() -> aiohttp.TraceConfig:
