@@ -9,7 +9,7 @@ from typing import Any
 
 from ..model.text import told
 from ..observe.traces import KeptByReplica
-from .records.traces import Trace, TraceEvent, TracePart, TraceSpan
+from .records.traces import Trace, SpanEvent, TracePart, TraceSpan
 
 MOST_TRACES = 200
 MOST_OF_ONE = 128
@@ -89,7 +89,7 @@ def _span(found: Mapping[str, Any]) -> TraceSpan:
         seconds=_number(found["seconds"]),
         attributes={told(str(key)): told(str(value)) for key, value in [*attributes.items()][:MOST_ATTRIBUTES]},
         events=tuple(
-            TraceEvent(_number(each["at"]), told(str(each["name"])), told(str(each["detail"])))
+            SpanEvent(_number(each["at"]), told(str(each["name"])), told(str(each["detail"])))
             for each in _list(found["events"])[:MOST_EVENTS]
         ),
         links=tuple(_id(each) for each in _list(found["links"])[:MOST_OF_ONE]),

@@ -87,6 +87,7 @@ VARIANTS: Final = (
     ALL_LINES,
     Subject("ours:key", "a key with a limit", "ours", has_key=True),
     Subject("ours:tls-key", "TLS, a key with a limit", "ours", has_key=True, has_tls=True),
+    Subject("ours:untraced", "without traces", "ours", stack=(("OTEL_SDK_DISABLED", "true"),)),
     Subject("ours:tcp", "ports in place of sockets", "ours", stack=(("PIERHEAD_LISTEN", "tcp"),)),
     PROCESSES,
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),

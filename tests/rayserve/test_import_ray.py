@@ -245,3 +245,37 @@ def test_the_command_writes_a_file_and_names_what_is_left_out(
     assert (tmp_path / ".env").read_text() == secret
     with pytest.raises(SystemExit):
         given.run(parser.parse_args(["import-ray", "missing.yaml"]))
+
+
+@pytest.mark.parametrize(
+    ("written", "environment"),
+    [
+        ("{enabled: false, sampling_ratio: 0.5}", {}),
+        ("{enabled: true}", {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}),
+        (
+            "{enabled: true, sampling_ratio: 1, exporter_import_path: 'shop.traces:processors'}",
+            {
+                "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+                "OTEL_TRACES_SAMPLER_ARG": "1",
+                "PIERHEAD_TRACE_EXPORTER": "shop.traces:processors",
+            },
+        ),
+    ],
+)
+def test_tracing_is_the_services_sampler_and_exporter(written: str, environment: dict[str, str]) -> None:
+    config = f"tracing_config: {written}\napplications: [{{name: shop, import_path: 'shop:app'}}]\n"
+    text, notes = compose_of(config, lambda _: APP)
+    for service in yaml.safe_load(text)["services"].values():
+        found = service["environment"]
+        assert {
+            name: value for name, value in found.items() if name.startswith(("OTEL_", "PIERHEAD_TRACE"))
+        } == environment
+    assert not any("tracing" in note for note in notes)
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    config = (
+        "tracing_config: {enabled: true, sampling_ratio: 7}\napplications: [{name: shop, import_path: 'shop:app'}]\n"
+    )
+    with pytest.raises(ValueError, match="sampling_ratio: expected a number from 0 to 1, found 7"):
+        compose_of(config, lambda _: APP)

@@ -9,7 +9,7 @@ from .document import Document
 
 
 @dataclass(frozen=True, slots=True)
-class TraceEvent(Document):
+class SpanEvent(Document):
     """Something that happened at one moment of a span."""
 
     at: float
@@ -32,7 +32,7 @@ class TraceSpan(Document):
     began: float
     seconds: float
     attributes: Mapping[str, str]
-    events: tuple[TraceEvent, ...]
+    events: tuple[SpanEvent, ...]
     links: tuple[str, ...]
     """Ids of the traces of other requests that shared the work."""
 

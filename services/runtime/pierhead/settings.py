@@ -95,6 +95,7 @@ class Settings:
     | OTEL_SDK_DISABLED | true: no traces; default false |
     | OTEL_EXPORTER_OTLP_ENDPOINT | URL of the collector that gets the traces; default none |
     | OTEL_EXPORTER_OTLP_PROTOCOL | http/protobuf (default) or grpc |
+    | PIERHEAD_TRACE_EXPORTER | module:function that returns OpenTelemetry's span processors, in place of a collector |
     | OTEL_TRACES_SAMPLER | as OpenTelemetry has it; default parentbased_always_on with a collector, else ..._off |
     | OTEL_TRACES_SAMPLER_ARG | the share that traceidratio takes, 0 to 1, default 1 |
     """
@@ -146,6 +147,8 @@ class Settings:
     trace_collector: str = ""
     """The OTLP endpoint; "" = none."""
     trace_protocol: str = "http/protobuf"
+    trace_exporter: str = ""
+    """`module:function` that returns a list of OpenTelemetry's span processors, which get the traces; "" = none."""
     x_serve: ServeBlock = field(default_factory=ServeBlock)
     """The keys of `x-serve` that come by a variable. One without a name of its own above is read here."""
     health_period_s: float = 10.0
@@ -200,6 +203,7 @@ class Settings:
             log_encoding=block.logging.encoding,
             traces=_sampler(env, collector),
             trace_collector="" if env.text("OTEL_TRACES_EXPORTER") == "none" else collector,
+            trace_exporter=env.read("PIERHEAD_TRACE_EXPORTER", "", _import_path, "module:function"),
             trace_protocol=env.choice("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", ("http/protobuf", "grpc")),
             x_serve=block,
         )
@@ -271,6 +275,13 @@ def _sampler(env: Environment, collector: str) -> TraceSampler | None:
 
 _port = integer_from(0, 65535)
 _PORT = "a port number from 0 to 65535"
+
+
+def _import_path(raw: str) -> str:
+    module, colon, function = raw.partition(":")
+    if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ValueError
+    return raw
 
 
 def _share(raw: str) -> float:

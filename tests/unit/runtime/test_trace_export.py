@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -160,6 +161,22 @@ async def test_the_last_spans_arrive_before_the_process_ends(
     assert {span.name for _, span in receiver.spans} == {"GET /buy", "price", "discount"}
 
 
+async def test_processors_of_the_services_own_get_them(cluster: Cluster, free_port: int, tmp_path: Path) -> None:
+    """As Ray Serve's exporter_import_path names them."""
+    (tmp_path / "own_traces.py").write_text(
+        "from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor\n"
+        f"OUT = open({str(tmp_path / 'spans')!r}, 'a')\n"
+        "def processors():\n    return [SimpleSpanProcessor(ConsoleSpanExporter(out=OUT))]\n"
+    )
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    exporter = {"PIERHEAD_TRACE_EXPORTER": "own_traces:processors", "OTEL_TRACES_SAMPLER": "always_on"}
+    await cluster.process(SHOP, free_port, PIERHEAD_SERVICE="shop", PYTHONPATH=path, **exporter)
+    assert await get(free_port, "/buy") == 200
+    found = (tmp_path / "spans").read_text
+    await until(lambda: '"name": "GET /buy"' in found(), "its span is written")
+    assert '"name": "price"' in found()
+
+
 @pytest.mark.parametrize("fault", ["away", "500"])
 async def test_a_collector_that_is_away_delays_neither_requests_nor_the_end(
     cluster: Cluster, free_port: int, receiver: Receiver, fault: str
@@ -183,12 +200,19 @@ async def test_a_collector_that_is_away_delays_neither_requests_nor_the_end(
         ({"OTEL_TRACES_SAMPLER": "sometimes"}, "OTEL_TRACES_SAMPLER: expected"),
         ({"OTEL_TRACES_SAMPLER_ARG": "2"}, "OTEL_TRACES_SAMPLER_ARG: expected a number from 0 to 1"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: expected"),
+        ({"PIERHEAD_TRACE_EXPORTER": "nothing"}, "PIERHEAD_TRACE_EXPORTER: expected module:function"),
         ({"OTEL_SDK_DISABLED": "perhaps"}, "OTEL_SDK_DISABLED: expected true or false"),
     ],
 )
 def test_a_wrong_variable_says_so(variables: Mapping[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings.from_env(variables)
+
+
+def test_an_exporter_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_queues", [])
+    with pytest.raises(SettingsError, match="PIERHEAD_TRACE_EXPORTER: traces cannot be exported: ModuleNotFoundError"):
+        export.exporter(Settings(service="nowhere", trace_exporter="nothing_there:processors"))
 
 
 def test_without_the_package_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -501,6 +501,23 @@ async def test_without_prefill_decode_does_the_whole_or_it_is_an_error(
 # ---- metrics
 
 
+async def test_a_streams_trace_has_what_the_engine_did(gateway: Stand) -> None:
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    body = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    assert (await gateway.post(CHAT, body, headers={"traceparent": traceparent}))[0] == 200
+    (server,) = gateway.cluster.running
+    await until(lambda: bool(server.edge.traces and server.edge.traces.document()["traces"]), "its trace is kept")
+    assert server.edge.traces is not None
+    (kept,) = server.edge.traces.document()["traces"]
+    assert [(span["kind"], span["name"]) for span in kept["spans"]] == [
+        ("client", "pierhead.llm.v1.LLMServer/Chat"), ("engine", "prefill"), ("engine", "decode"),
+    ]  # fmt: skip
+    call, prefill, decode = kept["spans"]
+    assert prefill["began"] <= call["began"] <= decode["began"]
+    assert decode["attributes"]["tokens"] == len(FakeLLMServer.words)
+    assert kept["trace"] == "a" * 32
+
+
 async def test_metrics_of_a_stream_and_of_an_adapter_that_clients_invent(gateway: Stand) -> None:
     await gateway.post(CHAT, chat(model="default:support", stream=True))
     await gateway.post(CHAT, chat(model="qwen:invented", fake="refuse"))

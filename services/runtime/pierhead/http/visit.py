@@ -205,9 +205,11 @@ class Visit:
         if code == CLIENT_LEFT and now >= self._until:
             # A replica that writes to the client has the same deadline, and may close the connection first.
             code = str(DeadlineExceeded.http_status)
-        self.edge.finished(method, code, now - self.started, self.request_id, self._trace)
-        if self.ended is not None:
-            self.ended(code)
+        try:
+            if self.ended is not None:
+                self.ended(code)  # what it adds to the trace is kept
+        finally:
+            self.edge.finished(method, code, now - self.started, self.request_id, self._trace)
 
 
 def seconds_asked(header: str) -> float:

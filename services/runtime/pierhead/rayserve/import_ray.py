@@ -16,11 +16,13 @@ from pierhead.classes.service import Bound
 from pierhead.classes.target import NoService, arguments_of, built_by, imported
 from pierhead.compose_names import own_image
 from pierhead.files import replace_file
+from pierhead.rayserve.config import made
 from pierhead.rayserve.context import DEFAULT_APPLICATION
 from pierhead.rayserve.deployment import COMPOSE, Application, ComposePart
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, OWN_LLM, DeploymentOptions, own_path, runtime_env_notes
 from pierhead.rayserve.pickles import SECRET, write_secret
+from pierhead.rayserve.schema import TracingConfig
 from pierhead.rayserve.services import APPLICATION, PREFIXED, RayDeployment, bound_of, service_name
 
 _TOP: Final[Mapping[str, str]] = {
@@ -30,7 +32,7 @@ _TOP: Final[Mapping[str, str]] = {
     "http_options": "",
     "grpc_options": "",
     "target_capacity": "there is no counterpart; scale the services",
-    "tracing_config": "`traceparent` is passed on; exporters are the services' own",
+    "tracing_config": "",
 }
 _APPLICATION: Final = {
     "name", "route_prefix", "import_path", "args", "runtime_env", "deployments", "logging_config", "host", "port",
@@ -107,6 +109,7 @@ class _Translation:
         self._importing = importing
         self._request_timeout_s: float | None = None
         self._logging: Mapping[str, Any] | None = None
+        self._tracing = TracingConfig()
 
     def services(self, config: Any) -> dict[str, Any]:
         if not isinstance(config, Mapping) or not isinstance(config.get("applications"), list):
@@ -117,6 +120,7 @@ class _Translation:
             elif _TOP[key] and not (key == "proxy_location" and config[key] == "EveryNode"):
                 self._note(key, _TOP[key])
         self._logging = config.get("logging_config") or None
+        self._tracing = made(TracingConfig, config.get("tracing_config"), "tracing_config") or TracingConfig()
         self._http(config.get("http_options") or {})
         self._grpc(config.get("grpc_options") or {})
         found: dict[str, Any] = {}
@@ -189,7 +193,8 @@ class _Translation:
     def _environment(self, where: str, runtime_env: Mapping[str, Any]) -> dict[str, str]:
         for key, words in runtime_env_notes(runtime_env).items():
             self._note(f"{where}.{key}", words)
-        return {str(key): str(value).replace("$", "$$") for key, value in (runtime_env.get("env_vars") or {}).items()}
+        variables = {**self._tracing.variables(), **(runtime_env.get("env_vars") or {})}
+        return {str(key): str(value).replace("$", "$$") for key, value in variables.items()}
 
     def _parts(
         self, where: str, target: str, name: str, args: Mapping[str, Any], others: Collection[str]

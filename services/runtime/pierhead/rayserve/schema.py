@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+EXPORTER = "PIERHEAD_TRACE_EXPORTER"
+RATIO = "parentbased_traceidratio"
+"""The sampler by which a caller decides for its requests, and a ratio for the others."""
+
 
 class EncodingType(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
     """How a log line is written."""
@@ -40,11 +44,24 @@ _LEVELS = tuple(logging.getLevelNamesMapping())
 
 @dataclass
 class TracingConfig:
-    """Accepted and without effect: `traceparent` is passed on, exporters are the user's own."""
+    """Which requests have a trace that is exported, in containers. Failed and slow ones are kept without it, too."""
 
     enabled: bool = False
     exporter_import_path: str | None = None
+    """`module:function`, which returns a list of OpenTelemetry's span processors."""
     sampling_ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a ratio that is none."""
+        if not 0 <= self.sampling_ratio <= 1:
+            raise ValueError(f"sampling_ratio: expected a number from 0 to 1, found {self.sampling_ratio!r}")
+
+    def variables(self) -> dict[str, str]:
+        """The environment of replicas that does the same."""
+        if not self.enabled:
+            return {}
+        path = {EXPORTER: self.exporter_import_path} if self.exporter_import_path else {}
+        return {"OTEL_TRACES_SAMPLER": RATIO, "OTEL_TRACES_SAMPLER_ARG": f"{self.sampling_ratio:g}", **path}
 
 
 class ReplicaState(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve

@@ -56,9 +56,13 @@ def replicas_of(words: Options) -> int:
     return max(1, words.get("replicas") or scaling.get("initial") or scaling.get("min") or 1)
 
 
+OWN_VARIABLES: Final = ("PIERHEAD_MAX_BODY_BYTES", "PIERHEAD_TRACE_EXPORTER", "OTEL_")
+"""Beginnings of this process's variables that count for every replica in it."""
+
+
 def settings_of(name: str, words: Options, replica: str = "") -> Settings:
     """The settings of a replica on this machine, with ports that are free. Raises NoOptions."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("PIERHEAD_MAX_BODY_BYTES")}
+    own = {name: value for name, value in os.environ.items() if name.startswith(OWN_VARIABLES)}
     fixed = {
         "PIERHEAD_SERVICE": name,
         "PIERHEAD_REPLICA": replica or name,

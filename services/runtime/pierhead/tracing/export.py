@@ -10,6 +10,7 @@ import atexit
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pierhead.errors import SettingsError
@@ -28,7 +29,7 @@ FLUSH_S = 2.0
 """How long the end of a process waits for its last traces to reach the collector."""
 
 NO_SDK = (
-    "OTEL_EXPORTER_OTLP_ENDPOINT: a collector is named, and OpenTelemetry's SDK is not installed: install "
+    "OTEL_EXPORTER_OTLP_ENDPOINT: traces are to be exported, and OpenTelemetry's SDK is not installed: install "
     "pierhead[otel] in the service's image, or set OTEL_SDK_DISABLED=true for the service"
 )
 
@@ -49,7 +50,7 @@ class TraceExport:
             "service.namespace": settings.project,
         }
         self._resource = Resource.create({name: value for name, value in names.items() if value})
-        self._queue = _queue(settings.trace_protocol, self._resource)
+        self._queue = _queue(settings, self._resource)
 
     def enter(self, trace: RequestTrace) -> None:
         """Make spans that the running code begins from now on the request's. Call it in the request's own context."""
@@ -105,7 +106,7 @@ def exporter(settings: Settings) -> TraceExport | None:
 
     Raises SettingsError; see TraceExport.
     """
-    if not settings.trace_collector:
+    if settings.traces is None or not (settings.trace_collector or settings.trace_exporter):
         return None
     key = settings.service, settings.replica  # a process may have several
     if key not in _made:
@@ -116,28 +117,20 @@ def exporter(settings: Settings) -> TraceExport | None:
 _queues: list[SpanProcessor] = []
 
 
-def _queue(protocol: str, resource: Resource) -> SpanProcessor:
+def _queue(settings: Settings, resource: Resource) -> SpanProcessor:
     """The queue of this process, with its thread that sends. `resource`: of users' own spans, which it also gets."""
     if not _queues:
-        _queues.append(_new_queue(protocol, resource))
+        _queues.append(_new_queue(settings, resource))
     return _queues[0]
 
 
-def _new_queue(protocol: str, resource: Resource) -> SpanProcessor:
+def _new_queue(settings: Settings, resource: Resource) -> SpanProcessor:
     from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor, TracerProvider
 
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    else:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # type: ignore[assignment]
-            OTLPSpanExporter,
-        )
-    try:
-        queue = BatchSpanProcessor(OTLPSpanExporter())
-    except Exception as error:  # the SDK's own words for a variable that it cannot use
-        raise SettingsError(f"traces cannot be exported, by the variables OTEL_EXPORTER_OTLP_...: {error}") from error
+    queue = SynchronousMultiSpanProcessor()
+    for each in _processors(settings):
+        queue.add_span_processor(each)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(_user_spans())
     provider.add_span_processor(queue)
@@ -146,6 +139,33 @@ def _new_queue(protocol: str, resource: Resource) -> SpanProcessor:
     use_user_spans(_current_user_span)
     atexit.register(_flush, provider)
     return queue
+
+
+def _processors(settings: Settings) -> list[SpanProcessor]:
+    """Those of the collector, and those that the service has made itself. Raises SettingsError."""
+    found: list[SpanProcessor] = []
+    try:
+        if settings.trace_collector:
+            found.append(_to_collector(settings.trace_protocol))
+        if settings.trace_exporter:
+            module, _, function = settings.trace_exporter.partition(":")
+            found += getattr(import_module(module), function)()
+    except Exception as error:
+        name = "PIERHEAD_TRACE_EXPORTER" if settings.trace_exporter else "OTEL_EXPORTER_OTLP_..."
+        raise SettingsError(f"{name}: traces cannot be exported: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _to_collector(protocol: str) -> SpanProcessor:
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return BatchSpanProcessor(GrpcExporter())
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    return BatchSpanProcessor(HttpExporter())
 
 
 def _flush(provider: Any) -> None:

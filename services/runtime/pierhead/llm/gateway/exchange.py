@@ -33,6 +33,7 @@ from pierhead.llm.gateway.meter import Meter, Used
 from pierhead.llm.gateway.models.model_map import ModelRoute, Site
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+from pierhead.request import current_request
 
 if TYPE_CHECKING:
     from pierhead.llm.gateway.gateway import Gateway
@@ -284,6 +285,8 @@ class ClientExchange:
         if key:
             gateway.charges.add(key, used.charged - self._charged)
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
+        if (request := current_request()) is not None and request.trace is not None:
+            self._meter.add_to(request.trace, used)
 
 
 class _Begun:

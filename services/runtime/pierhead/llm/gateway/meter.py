@@ -8,6 +8,7 @@ from pierhead.llm.gateway.body.body import RequestParts
 from pierhead.llm.gateway.metrics import GatewayMetrics, finish_label
 from pierhead.llm.gateway.models.model_map import ModelRoute
 from pierhead.llm.v1.llm_pb2 import LLMReply
+from pierhead.tracing.trace import RequestTrace
 
 
 class Used(NamedTuple):
@@ -62,6 +63,14 @@ class Meter:
             made = usage.completion_tokens or self._counted
             return Used(usage.prompt_tokens or estimate, made, usage.cached_tokens)
         return Used(estimate, self._counted)
+
+    def add_to(self, trace: RequestTrace, used: Used) -> None:
+        """Add the engine's work on a streamed answer to its request's trace, as seen from here."""
+        if self.streamed and self._counted:
+            trace.span("engine", "prefill", self._started).end(
+                self._first_at, prompt_tokens=used.prompt, cached_tokens=used.cached
+            )
+            trace.span("engine", "decode", self._first_at).end(self._last_at, tokens=used.completion)
 
     def count(
         self, metrics: GatewayMetrics, route: ModelRoute | None, key: str, code: str, used: Used, now: float
