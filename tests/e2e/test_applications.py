@@ -56,6 +56,29 @@ def test_recommendations_are_the_same_for_the_same_user(stack: Stack) -> None:
     assert max(first) - min(first) > 0.01, "a model that scores everything alike is not a model"
 
 
+def test_a_request_in_the_sample_has_one_trace_with_its_batch(stack: Stack) -> None:
+    """HTTP, the ingress replica, its call over a lane, the callee, and the batch there."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    assert request(stack.url("/recsys/?user_id=7"), headers=headers).status == 200
+    found = eventually(lambda: trace_of(stack, trace, {"recsys", "ranker"}), "both replicas keep it")
+    above, below = found["parts"]
+    assert (above["service"], above["name"], above["parent"]) == ("recsys", "GET /recsys/", "b7ad6b7169203331")
+    (call,) = above["spans"]
+    assert (call["parent"], below["parent"]) == (above["span"], call["span"])
+    assert call["attributes"] == {"service": "ranker", "replica": below["replica"]}
+    assert [span["kind"] for span in below["spans"]] == ["batch"]
+    assert above["seconds"] >= call["seconds"] >= below["seconds"] >= below["spans"][0]["seconds"]
+
+
+def trace_of(stack: Stack, trace: str, services: set[str]) -> Any:
+    """What the API has of it, once each of the services has a part in it."""
+    for found in stack.api(f"/api/v1/traces?trace={trace}").json["traces"]:
+        if {part["service"] for part in found["parts"]} == services:
+            return found
+    return None
+
+
 def test_own_rows_are_scored_alike_over_http_and_grpc(stack: Stack) -> None:
     answer = stack.post("/recsys/rank", {"dense": [DENSE_ROW], "sparse": [SPARSE_ROW]})
     assert answer.status == 200, answer.body

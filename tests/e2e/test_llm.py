@@ -5,6 +5,7 @@ The engine is the mock one; `-s` prints what clients saw.
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,25 @@ def in_work(container: Container) -> int:
 def spread(stack: Stack, service: str = "llm") -> dict[str, int]:
     """How many requests each of its replicas works on."""
     return {name: in_work(container) for name, container in stack.replicas(service).items()}
+
+
+def test_a_stream_in_the_sample_has_one_trace(llm: WrittenStack) -> None:
+    trace, body = "1af7651916cd43dd8448eb211c80319c", {"model": "steady", "max_tokens": 8, "stream": True}
+    body["messages"] = [{"role": "user", "content": "hi"}]
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "content-type": "application/json"}
+    answer = request(llm.url("/v1/chat/completions"), "POST", json.dumps(body).encode(), headers)
+    assert answer.status == 200
+
+    def kept() -> Any:
+        found = llm.api(f"/api/v1/traces?trace={trace}").json["traces"]
+        return found[0]["parts"] if found and len(found[0]["parts"]) == 2 else None
+
+    gateway, engine = eventually(kept, "the gateway and the engine's replica keep it")
+    assert [part["service"] for part in (gateway, engine)] == ["llm-gateway", "llm"]
+    call, prefill, decode = gateway["spans"]
+    assert [span["name"] for span in (prefill, decode)] == ["prefill", "decode"]
+    assert decode["attributes"]["tokens"] == "8"
+    assert engine["parent"] == call["span"]
 
 
 # ------------------------------------------------------------------------------------------------- replicas that fail
