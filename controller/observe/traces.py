@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from .prober import Prober, Subject
 
 MOST_AT_ONCE = 16
 """Replicas that are asked at the same time."""
+
+LONGEST_S = 5.0
+"""How long all of them are asked; those that have not answered by then are silent."""
 
 AskTraces = Callable[[Subject], Awaitable[Sequence[Any] | None]]
 """Asks a replica; None = it did not say. Does not raise."""
@@ -41,9 +45,13 @@ class ReplicaTraces:
         places = asyncio.Semaphore(MOST_AT_ONCE)
         subjects: Mapping[str, Subject] = self._prober.managed()
 
+        until = asyncio.get_running_loop().time() + LONGEST_S
+
         async def one(replica: ReplicaContainer, subject: Subject) -> KeptByReplica | str:
-            async with places:
-                found = await self._ask(subject)
+            found = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until), places:
+                    found = await self._ask(subject)
             return replica.name if found is None else KeptByReplica(replica.service, replica.name, found)
 
         asked = [one(each, subjects[each.id]) for each in replicas if each.id in subjects]

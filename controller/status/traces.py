@@ -9,7 +9,7 @@ from typing import Any
 
 from ..model.text import told
 from ..observe.traces import KeptByReplica
-from .records.traces import Trace, SpanEvent, TracePart, TraceSpan
+from .records.traces import SpanEvent, Trace, TracePart, TraceSpan
 
 MOST_TRACES = 200
 MOST_OF_ONE = 128
@@ -34,7 +34,7 @@ def joined(kept: Iterable[KeptByReplica], *, service: str = "", trace: str = "",
         each
         for each in whole
         if (not service or any(part.service == service for part in each.parts))
-        and (not trace or trace in (each.trace, each.request))
+        and (not trace or trace == each.trace or any(trace == part.request for part in each.parts))
     ]
     chosen.sort(key=lambda each: -each.began)
     return tuple(chosen[:limit])

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from ...errors import InvalidRequest
+from ...files.traces import TRACE_VARIABLES
 from ...files.yaml import load_resolved
 from .programs import Done
 from .resolved import Services
@@ -44,8 +45,11 @@ class Compose:
 
     @property
     def own(self) -> Mapping[str, str]:
-        """The variables of a program that reads the same files, and asks this stack's API, whatever the shell names."""
-        return {"COMPOSE_FILE": self.stack.files, "PIERHEAD_API_URL": "", **self.variables}
+        """The variables of a program that reads the same files, and asks this stack's API, whatever the shell names. Of
+        OpenTelemetry's variables those of `.env` count: a shell has them for its own programs.
+        """
+        traces = {name: self.stack.written(name) for name in TRACE_VARIABLES if name in self.stack.environment}
+        return {"COMPOSE_FILE": self.stack.files, "PIERHEAD_API_URL": "", **traces, **self.variables}
 
     def read(self, *words: str) -> Done:
         """Run it, and return what it printed."""

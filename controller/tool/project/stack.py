@@ -70,6 +70,10 @@ class ProjectStack:
         """What `docker compose` takes for a variable: the shell's value, else the one in `.env`."""
         return setting(name, self._file, self.environment) or default
 
+    def written(self, name: str) -> str:
+        """What `.env` has, whatever the shell has; "" = nothing."""
+        return self._file.get(name) or ""
+
     @property
     def name(self) -> str:
         """The Compose project's."""

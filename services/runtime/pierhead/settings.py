@@ -53,6 +53,8 @@ DEFAULT_ADMIN_PORT = 9100
 DEFAULT_DRAIN_S = 20.0
 DEFAULT_ACCESS_LOG = "sampled"
 DEFAULT_SAMPLER = TraceSampler()
+PARENT_BASED = "parentbased_"
+SAMPLERS = ("always_on", "always_off", "traceidratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,8 @@ class Settings:
     """None = requests have no traces."""
     trace_collector: str = ""
     """The OTLP endpoint; "" = none."""
-    trace_protocol: str = "http/protobuf"
+    trace_protocol: str = ""
+    """"grpc"; anything else is HTTP."""
     trace_exporter: str = ""
     """`module:function` that returns a list of OpenTelemetry's span processors, which get the traces; "" = none."""
     x_serve: ServeBlock = field(default_factory=ServeBlock)
@@ -161,6 +164,8 @@ class Settings:
         block = _read_block(ServeBlock, env)
         drain_s = block.graceful_shutdown_timeout_s
         collector = env.text("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", env.text("OTEL_EXPORTER_OTLP_ENDPOINT"))
+        collector = "" if env.text("OTEL_TRACES_EXPORTER") == "none" else collector
+        exporter = env.read("PIERHEAD_TRACE_EXPORTER", "", import_path, "module:function")
         settings = cls(
             project=env.text("PIERHEAD_PROJECT"),
             service=env.text("PIERHEAD_SERVICE"),
@@ -201,10 +206,10 @@ class Settings:
             slow_request_s=block.logging.slow_request_s,
             log_level=block.logging.log_level,
             log_encoding=block.logging.encoding,
-            traces=_sampler(env, collector),
-            trace_collector="" if env.text("OTEL_TRACES_EXPORTER") == "none" else collector,
-            trace_exporter=env.read("PIERHEAD_TRACE_EXPORTER", "", _import_path, "module:function"),
-            trace_protocol=env.choice("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", ("http/protobuf", "grpc")),
+            traces=_sampler(env, is_exported=bool(collector or exporter)),
+            trace_collector=collector,
+            trace_exporter=exporter,
+            trace_protocol=env.text("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", env.text("OTEL_EXPORTER_OTLP_PROTOCOL")),
             x_serve=block,
         )
         env.check()
@@ -261,23 +266,32 @@ def _static(env: Environment) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def _sampler(env: Environment, collector: str) -> TraceSampler | None:
-    """By OpenTelemetry's variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/"""
-    words = ("always_on", "always_off", "traceidratio")
-    default = "parentbased_always_on" if collector else "parentbased_always_off"
-    word = env.choice("OTEL_TRACES_SAMPLER", default, (*words, *(f"parentbased_{each}" for each in words)))
-    share = env.read("OTEL_TRACES_SAMPLER_ARG", 1.0, _share, "a number from 0 to 1")
-    if env.flag("OTEL_SDK_DISABLED", default=False):
+def _sampler(env: Environment, *, is_exported: bool) -> TraceSampler | None:
+    """By OpenTelemetry's variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+
+    A value that is not known here is left out, as OpenTelemetry wants it: another program of the image may know it.
+    """
+    if env.text("OTEL_SDK_DISABLED").lower() == "true":
         return None
-    kind = word.removeprefix("parentbased_")
-    return TraceSampler({"always_on": 1.0, "always_off": 0.0}.get(kind, share), follows=word != kind)
+    word = env.text("OTEL_TRACES_SAMPLER").lower()
+    if word.removeprefix(PARENT_BASED) not in SAMPLERS:
+        word = f"{PARENT_BASED}{'always_on' if is_exported else 'always_off'}"
+    kind = word.removeprefix(PARENT_BASED)
+    try:
+        share = (
+            _share(env.text("OTEL_TRACES_SAMPLER_ARG", "1")) if kind == "traceidratio" else float(kind == "always_on")
+        )
+    except ValueError:
+        share = 1.0
+    return TraceSampler(share, follows=word != kind)
 
 
 _port = integer_from(0, 65535)
 _PORT = "a port number from 0 to 65535"
 
 
-def _import_path(raw: str) -> str:
+def import_path(raw: str) -> str:
+    """A `module:function`. Raises ValueError."""
     module, colon, function = raw.partition(":")
     if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,9 @@ from controller.observe.traces import KeptByReplica
 from controller.status.records.document import as_json
 from controller.status.traces import MOST_OF_ONE, joined
 from tests.unit.controller import compose_configs
+from tests.unit.controller.compose_configs import PROJECT, config, problems_of
 from tests.unit.controller.control import Control
 from tests.unit.controller.test_api import error_of, serving
-from tests.unit.controller.test_container import PROJECT, config, problems_of
 from tests.unit.controller.worlds import service
 
 TRACE, OTHER = "a" * 32, "b" * 32
@@ -76,6 +77,10 @@ def test_the_newest_come_first_and_can_be_chosen() -> None:
     assert [each.trace for each in joined(kept, service="ranker")] == [TRACE]
     assert [each.trace for each in joined(kept, trace=TRACE)] == [TRACE]
     assert [each.trace for each in joined(kept, trace="other")] == [OTHER]
+    again = KeptByReplica("ranker", "ranker-1", [told(span="5" * 16, request="second", began=3.0)])
+    assert [each.trace for each in joined([*kept, again], trace="second")] == [TRACE], (
+        "a client's trace of two requests"
+    )
     assert joined(kept, service="nobody") == ()
 
 
@@ -124,6 +129,36 @@ async def test_the_api_has_them_and_says_who_was_silent(tmp_path: Path) -> None:
         assert (await (await client.get("/api/v1/traces?service=api")).json())["traces"] == []
         assert (await error_of(await client.get("/api/v1/traces?service=nobody")))[0] == 404
         assert (await error_of(await client.get("/api/v1/traces?limit=0")))[0] == 400
+
+
+async def test_replicas_that_hang_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Control.of(tmp_path, service("web"))
+
+    async def hang(_: Subject) -> Sequence[Any] | None:
+        return await asyncio.get_running_loop().create_future()
+
+    control.ask_traces = hang
+    monkeypatch.setattr("controller.observe.traces.LONGEST_S", 0.05)
+    async with serving(control, web=2) as client:
+        document = await (await client.get("/api/v1/traces")).json()
+        assert (document["traces"], len(document["silent"])) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("OTEL_SDK_DISABLED", "perhaps", 'expected true or false (it is set in .env), found "perhaps"'),
+        ("OTEL_TRACES_SAMPLER", "sometimes", "always_off"),
+        ("OTEL_TRACES_SAMPLER_ARG", "7", 'expected a number from 0 to 1 (it is set in .env), found "7"'),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318", "expected an address such as http://collector:4318"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "expected http/protobuf or grpc"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "secret", 'found "another text"'),
+    ],
+)
+def test_wrong_variables_are_problems(name: str, text: str, said: str) -> None:
+    (problem,) = problems_of(with_traces({name: text}, {}))
+    assert problem.startswith(f"services.controller.environment.{name}: ")
+    assert said in problem
 
 
 def with_traces(words: dict[str, str], environment: dict[str, str]) -> Any:

@@ -268,7 +268,10 @@ class TestRequest:
         model = Model()
         asked = [(1, "s", "one"), (2, "s", "two"), (3, "t", "one"), (4, "s", "two"), (5, "s", "one")]
         await asyncio.gather(
-            *[call(model.wide, number, RequestContext("r", 1e9, None, *whose)) for number, *whose in asked]
+            *[
+                call(model.wide, number, RequestContext("r", 1e9, None, session, model))
+                for number, session, model in asked
+            ]
         )
         assert model.batches == [[1, 3, 5], [2, 4]]
         assert [(r.session_id, r.model_id) for r in model.requests if r] == [(None, "one"), ("s", "two")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +15,11 @@ from aiohttp import ClientSession, web
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead import Settings, batch, handle
+from pierhead import DeadlineExceeded, Settings, batch, handle
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.request import current_request
 from pierhead.tracing.keeper import MOST_KEPT, TraceKeeper
-from pierhead.tracing.trace import MAX_EVENTS, MAX_SPANS, RequestTrace, TraceSampler
+from pierhead.tracing.trace import MAX_EVENTS, MAX_SPANS, MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 
@@ -52,7 +54,9 @@ class TestSampler:
     @given(st.text() | st.from_regex(r"[0-9a-f-]{50,60}"))
     def test_what_is_none_begins_a_new_one(self, text: str) -> None:
         trace = TraceSampler().begin(text)
-        assert TraceSampler().begin(trace.traceparent()).trace_id == trace.trace_id
+        continues = TraceSampler().begin(trace.traceparent())
+        assert (continues.trace_id, continues.parent_id) == (trace.trace_id, trace.span_id)
+        assert trace.trace_id not in text or trace.parent_id in text
 
     @pytest.mark.parametrize(
         "text",
@@ -61,9 +65,16 @@ class TestSampler:
     def test_what_w3c_forbids_begins_a_new_one(self, text: str) -> None:
         assert TraceSampler().begin(text).trace_id != TRACE
 
-    def test_the_share_is_that_of_the_ratio(self) -> None:
-        count = sum(TraceSampler(0.5).begin(None).sampled for _ in range(2000))
-        assert 800 < count < 1200
+    def test_the_share_is_that_of_the_ratio_and_all_parts_decide_alike(self) -> None:
+        sampler = TraceSampler(0.5, follows=False)
+        begun = [sampler.begin(None) for _ in range(2000)]
+        assert 800 < sum(each.sampled for each in begun) < 1200
+        assert [sampler.begin(each.traceparent()).sampled for each in begun] == [each.sampled for each in begun]
+
+
+def of(keeper: TraceKeeper) -> list[dict[str, Any]]:
+    """What a replica's page has."""
+    return list(json.loads(keeper.page())["traces"])
 
 
 def keeper(**settings: Any) -> TraceKeeper:
@@ -86,12 +97,13 @@ class TestKeeper:
             ("OK", 1.0, None, "slow"),
             ("404", 2.0, SAMPLED, "slow"),
             ("200", 0.1, SAMPLED, "sampled"),
+            ("200", 0.1, UNSAMPLED, None),
         ],
     )
     def test_what_is_kept(self, status: str, seconds: float, traceparent: str | None, why: str | None) -> None:
         kept = keeper()
         kept.finished(kept.begin(traceparent), "GET /", status, seconds, "mine")
-        found = kept.document()["traces"]
+        found = of(kept)
         assert [each["why"] for each in found] == ([] if why is None else [why])
 
     def test_each_reason_has_its_own_bound(self) -> None:
@@ -100,7 +112,7 @@ class TestKeeper:
         kept.finished(kept.begin(None), "GET /", "500", 0.1, "failed")
         for number in range(MOST_KEPT + 5):
             kept.finished(kept.begin(None), "GET /", "200", 5.0, f"slow-{number}")
-        found = {each["request"] for each in kept.document()["traces"]}
+        found = {each["request"] for each in of(kept)}
         assert "failed" in found
         assert len(found) == MOST_KEPT + 1
         assert f"slow-{MOST_KEPT + 4}" in found
@@ -111,27 +123,76 @@ class TestKeeper:
             span = trace.span("client", "x" * 10_000, 0.0)
             for _ in range(MAX_EVENTS + 3):
                 span.event(0.0, "retry", "y" * 10_000)
-            span.end(1.0)
-            assert number >= 0
+            span.end(float(number + 1))
         kept = keeper()
         kept.finished(trace, "GET /", "200", 1.0, "mine")
-        (found,) = kept.document()["traces"]
+        (found,) = of(kept)
         assert (len(found["spans"]), found["left_out"]) == (MAX_SPANS, 3)
         assert len(found["spans"][0]["events"]) == MAX_EVENTS
-        assert len(str(found)) < 64 * 16 * 400
+        assert {len(each["detail"]) for each in found["spans"][0]["events"]} == {MAX_TEXT}
+        assert len(found["spans"][0]["name"]) == MAX_TEXT
+
+    def test_a_large_page_leaves_out_the_older_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = keeper()
+        for number in range(10):
+            kept.finished(kept.begin(None), "GET /", "500", 0.1, f"request-{number}")
+        monkeypatch.setattr("pierhead.tracing.keeper.MOST_BYTES", len(kept.page()) // 2)
+        assert [each["request"] for each in of(kept)] == [
+            "request-9",
+            "request-8",
+            "request-7",
+            "request-6",
+            "request-5",
+        ][: len(of(kept))]
+        assert 3 <= len(of(kept)) <= 5
+
+    def test_a_connection_that_lasts_is_not_slow(self) -> None:
+        kept = keeper()
+        trace = kept.begin(None)
+        trace.lasts = True
+        kept.finished(trace, "GET /socket", "101", 500.0, "mine")
+        assert of(kept) == []
+
+    def test_work_that_outlives_its_request_adds_nothing(self) -> None:
+        kept = keeper()
+        trace = kept.begin(SAMPLED)
+        kept.finished(trace, "GET /", "200", 0.1, "mine")
+        trace.span("client", "shop/Buy", 0.0)
+        assert (trace.spans, of(kept)[0]["spans"]) == ([], [])
+
+    def test_requests_that_shared_batches_do_not_keep_each_other(self) -> None:
+        """Each is in a batch with the one before and in one with the one after: a chain without an end."""
+        kept = keeper()
+        gc.collect()
+        before, former = _traces_alive(), kept.begin(SAMPLED)
+        for number in range(200):
+            trace = kept.begin(SAMPLED if number % 7 else None)
+            span = RequestSpan("batch", "score", 0.0)
+            span.members = [former, trace]
+            for each in span.members:
+                each.add(span)
+            kept.finished(former, "GET /", "200", 0.1, "mine")
+            former = trace
+        del trace, each, span
+        gc.collect()
+        assert _traces_alive() - before < 3 * MOST_KEPT
+
+
+def _traces_alive() -> int:
+    return sum(isinstance(each, RequestTrace) for each in gc.get_objects())
 
     def test_a_span_that_has_not_ended_ends_with_its_request(self) -> None:
         kept = keeper()
         trace = kept.begin(SAMPLED)
         trace.span("client", "shop/Buy", time.monotonic() - 2.0)
         kept.finished(trace, "GET /", "200", 3.0, "mine")
-        (found,) = kept.document()["traces"]
+        (found,) = of(kept)
         (span,) = found["spans"]
         assert span["status"] == "not ended"
         assert span["seconds"] == pytest.approx(2.0, abs=0.1)
         assert span["parent"] == found["span"]
         assert found["parent"] == CALLER
-        assert found["service"], found["replica"] == ("shop", "shop-1")
+        assert (found["service"], found["replica"]) == ("shop", "shop-1")
 
 
 class Shop:
@@ -170,7 +231,7 @@ class Asking(EchoService):
 
 
 def kept(server: Any) -> list[dict[str, Any]]:
-    return list(server.edge.traces.document()["traces"])
+    return of(server.edge.traces)
 
 
 async def _http(server: Any) -> str:
@@ -286,8 +347,75 @@ async def test_a_batch_is_in_the_trace_of_each_member_with_a_link_to_the_other(c
     await until(lambda: len(kept(server)) == 2, "both have ended")
     spans = {each["trace"]: each["spans"][0] for each in kept(server)}
     assert {trace: span["links"] for trace, span in spans.items()} == {TRACE: ["1" * 32], "1" * 32: [TRACE]}
-    assert {span["name"] for span in spans.values()} == {"batch Batched.shout"}
+    assert {(span["name"], span["status"]) for span in spans.values()} == {("batch Batched.shout", "OK")}
     assert spans[TRACE]["attributes"] == {"members": 2, "rows": 2}
+
+
+class Failing(EchoService):
+    """Each request is two items of a batch that fails."""
+
+    async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
+        return echo_pb2.EchoReply(response="".join(await asyncio.gather(self.shout("a"), self.shout("b"))))
+
+    @batch(max_batch_size=2)
+    async def shout(self, messages: list[str]) -> list[str]:
+        raise ValueError("boom")
+
+
+async def test_a_batch_that_failed_says_so_once_however_many_items_the_request_has(cluster: Cluster) -> None:
+    server = await cluster.start(Failing())
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        stub: Any = echo_pb2_grpc.EchoStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Echo(echo())
+    await until(lambda: bool(kept(server)), "it has ended")
+    (found,) = kept(server)
+    assert [(span["name"], span["status"]) for span in found["spans"]] == [("batch Failing.shout", "failed")]
+
+
+async def test_a_full_replica_keeps_no_trace_of_what_it_refuses(cluster: Cluster) -> None:
+    gate = asyncio.Event()
+
+    async def hold(_: web.Request) -> web.Response:
+        await gate.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", hold)
+    server = await cluster.start(app, max_ongoing_requests=1)
+    async with ClientSession() as client:
+        url = f"http://127.0.0.1:{server.http_port}/"
+        first = asyncio.ensure_future(client.get(url))
+        await until(lambda: server.readiness().ongoing == 1, "it is full")
+        async with client.get(url, headers={"traceparent": SAMPLED}) as response:
+            assert response.status == 503
+        gate.set()
+        (await first).release()
+    assert kept(server) == []
+
+
+async def test_a_call_that_nobody_reads_and_one_past_its_deadline_say_so(cluster: Cluster) -> None:
+    service = EchoService()
+    know(await cluster.start(service))
+
+    async def ask(_: web.Request) -> web.Response:
+        stub: Any = handle(echo_pb2_grpc.EchoStub, "echo-child")
+        await stub.Echo(echo())  # connected
+        with pytest.raises(DeadlineExceeded):
+            await stub.Echo(echo("wait"), timeout=0.05)
+        unread = stub.Echo(echo())
+        await until(unread.done, "it has ended, and nobody has read it")
+        del unread
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", ask)
+    parent = await cluster.start(app, service="shop")
+    async with ClientSession() as client:
+        url = f"http://127.0.0.1:{parent.http_port}/"
+        async with client.get(url, headers={"traceparent": SAMPLED}) as response:
+            assert response.status == 200
+    assert [span["status"] for span in kept(parent)[0]["spans"]] == ["OK", "deadline_exceeded", "not read"]
 
 
 async def test_a_call_that_waited_for_room_says_so(cluster: Cluster) -> None:

@@ -30,6 +30,7 @@ from pierhead.memory import process
 from pierhead.memory.scope import SCOPE, join
 from pierhead.raised import is_answerable
 from pierhead.request import CURRENT, RequestContext
+from pierhead.tracing.trace import RequestSpan
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,6 +69,7 @@ class RunningBatch:
         self._members = members
         self._unsettled = len(members)
         self._task: asyncio.Task[None] | None = None
+        self.span: RequestSpan | None = None
 
     @property
     def requests(self) -> list[RequestContext | None]:
@@ -251,7 +253,8 @@ class BatchRunner(ABC, Generic[A]):
     def _start(self, members: list[A]) -> None:
         """Run a batch as a task, in its first member's context with the batch's own request."""
         started, limit = self._clock(), self.limits.batch_timeout_s
-        batch = RunningBatch(members)
+        batch, rows = RunningBatch(members), sum(member.rows for member in members)
+        batch.span = _traced(f"batch {self._name}", members, rows, started)
         for member in members:
             member.batch = batch
         context = members[0].context
@@ -267,22 +270,25 @@ class BatchRunner(ABC, Generic[A]):
         task.add_done_callback(functools.partial(self._ended, batch, timer))
         label = (self._name,)
         self._metrics.batch_size.observe(label, len(members))
-        self._metrics.batch_rows.observe(label, sum(member.rows for member in members))
+        self._metrics.batch_rows.observe(label, rows)
         self._metrics.batch_wait.observe(label, started - members[0].arrived_at)
 
     async def _run(self, batch: RunningBatch, members: list[A]) -> None:
-        started = self._clock()
+        started, outcome = self._clock(), "cancelled"
         try:
             await self._compute(batch, members)
+            outcome = "OK"
         except BaseException as error:
             if not is_answerable(error):
                 raise
+            outcome = "failed"
             if not batch._fail(error):
                 logger.warning("%s failed after all of its callers had left", self._name, exc_info=error)
         finally:
             ended = self._clock()
             self._metrics.batch_duration.observe((self._name,), ended - started)
-            _trace(f"batch {self._name}", members, started, ended)
+            if batch.span is not None:
+                batch.span.end(ended, outcome)
 
     @abstractmethod
     async def _compute(self, batch: RunningBatch, members: list[A]) -> None:
@@ -317,29 +323,33 @@ class BatchRunner(ABC, Generic[A]):
             )
 
 
-def _trace(name: str, members: Sequence[Arrival], started: float, ended: float) -> None:
-    """Add the batch to the traces of its members' requests, each with links to the others."""
-    found = [(each.arrived_at, each.request.trace) for each in members if each.request and each.request.trace]
-    traces = [trace for _, trace in found]
-    of_all = {"members": len(members), "rows": sum(each.rows for each in members)}
-    for arrived_at, trace in found:
-        span = trace.span("batch", name, arrived_at)
-        span.event(started, "the batch starts")
-        span.links, span.attributes = traces, of_all
-        span.end(ended)
+def _traced(name: str, members: Sequence[Arrival], rows: int, started: float) -> RequestSpan | None:
+    """The span of a batch, which the traces of all its requests have; None where no request has one."""
+    traces = dict.fromkeys(each.request.trace for each in members if each.request and each.request.trace)
+    if not traces:
+        return None
+    span = RequestSpan("batch", name, started)
+    span.members, span.attributes = list(traces), {"members": len(members), "rows": rows}
+    for trace in traces:
+        trace.add(span)
+    return span
 
 
 def _merged(members: Sequence[Arrival], latest: float) -> RequestContext | None:
     """The batch's own request: the first member's id, and time for as long as any member waits.
 
-    The model is the same for all members. The batch has a session only if all members have the same one.
+    The model is the same for all members. The batch has a session only if all members have the same one. Its calls are
+    in the trace of the first member that is in the sample, else of the first one.
     """
     requests = [member.request for member in members if member.request is not None]
     if not requests:
         return None
     first = requests[0]
     sessions = {request.session_id for request in requests}
+    traced = next((request for request in requests if request.trace and request.trace.sampled), first)
     return first._replace(
+        trace=traced.trace,
+        traceparent=traced.traceparent,
         deadline=min(latest, max(member.deadline for member in members)),
         session_id=first.session_id if len(sessions) == 1 else None,
     )

@@ -129,6 +129,8 @@ class Call:
         # Not when another thread collects garbage, nor when the loop is closed.
         if not self._ended and self._call is not None and self._binding.is_current():
             self.cancel()
+            if self._span is not None:
+                self._span.end(time.monotonic(), "not read")
 
     # ---- as policies.RoutedCall
 
@@ -212,7 +214,9 @@ class Call:
         """The metadata that a call has from the request that makes it."""
         request_id, _, traceparent, self.session_id, self.model_id, trace = context
         ours: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, request_id),)
-        if trace is not None:
+        if trace is not None and trace.has_ended:
+            traceparent = None  # work that outlives its request
+        elif trace is not None:
             self._span = span = trace.span("client", self._method.path[1:], now)
             traceparent = trace.traceparent(span.span_id)
         if traceparent is not None:

@@ -105,14 +105,16 @@ class Visit:
         session, model = read(SESSION_KEY), read(MODEL_KEY)
         if session is not None or model is not None:  # most requests have none of them
             session, model = accept_opaque(session), accept_opaque(model)
-        traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace)
-        context = RequestContext(self.request_id, self.started + limit, traceparent, session, model, self._trace)
-        CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
+        until = self.started + limit
         refusal = edge.admission.enter_while_draining()
         if refusal is not None:
+            CURRENT.set(RequestContext(self.request_id, until, None, session, model))
             edge.refused(refusal)
             raise refusal
         self.entered = True
+        traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace)
+        context = RequestContext(self.request_id, until, traceparent, session, model, self._trace)
+        CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
         if process.MEMORY is not None:
             self._sharing = serving(b"", many_in=False, many_out=False)
             SCOPE.set(self._sharing.scope)
@@ -160,6 +162,8 @@ class Visit:
         if not self._lasts:
             self._lasts = True
             self.edge.lasting += 1
+            if self._trace is not None:
+                self._trace.lasts = True
         context = CURRENT.get()
         if context is None or self._deadline is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from pierhead.rayserve.logs import let_through, write_logs
 from pierhead.rayserve.loop_thread import LoopThread
 from pierhead.rayserve.proxy import RayServeProxy, listen
 from pierhead.rayserve.running import RunningApplication
-from pierhead.rayserve.schema import LoggingConfig, ProxyStatus, ServeStatus
+from pierhead.rayserve.schema import LoggingConfig, ProxyStatus, ServeStatus, TracingConfig
 
 LEAVE_S: Final = 5.0
 """How long the servers may take to end at the process's end."""
@@ -177,7 +178,8 @@ def start(
     controller_options: Any = None,
     **_: Any,
 ) -> None:
-    """Set where HTTP and gRPC are listened for, and listen. The other options have no effect.
+    """Set where HTTP and gRPC are listened for, and which requests have traces, and listen. The other options have no
+    effect.
 
     Raises SettingsError where a port is taken, TypeError and ValueError for options that are none.
     """
@@ -185,6 +187,7 @@ def start(
         INSTANCE.http = made(HTTPOptions, http_options, "http_options") or HTTPOptions()
         INSTANCE.grpc = made(gRPCOptions, grpc_options, "grpc_options") or gRPCOptions()
         INSTANCE.listens = getattr(proxy_location, "value", proxy_location) not in ("Disabled", "NoServer")
+        os.environ.update((made(TracingConfig, tracing_config, "tracing_config") or TracingConfig()).variables())
     INSTANCE.start(listen=True)
 
 

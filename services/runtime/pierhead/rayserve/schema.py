@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from pierhead.settings import import_path
+
 EXPORTER = "PIERHEAD_TRACE_EXPORTER"
 RATIO = "parentbased_traceidratio"
 """The sampler by which a caller decides for its requests, and a ratio for the others."""
@@ -44,7 +46,8 @@ _LEVELS = tuple(logging.getLevelNamesMapping())
 
 @dataclass
 class TracingConfig:
-    """Which requests have a trace that is exported, in containers. Failed and slow ones are kept without it, too."""
+    """Which requests have a trace that is exported, where an exporter or a collector is named. In containers,
+    failed and slow ones are kept without it, too."""
 
     enabled: bool = False
     exporter_import_path: str | None = None
@@ -52,7 +55,13 @@ class TracingConfig:
     sampling_ratio: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a ratio that is none."""
+        """Raise ValueError for a ratio that is none, and for a path that names no function."""
+        if self.exporter_import_path:
+            try:
+                import_path(self.exporter_import_path)
+            except ValueError:
+                found = self.exporter_import_path
+                raise ValueError(f"exporter_import_path: expected module:function, found {found!r}") from None
         if not 0 <= self.sampling_ratio <= 1:
             raise ValueError(f"sampling_ratio: expected a number from 0 to 1, found {self.sampling_ratio!r}")
 

@@ -26,6 +26,8 @@ from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 logger = logging.getLogger("pierhead")
 
+JSON_TYPE = "application/json; charset=utf-8"
+
 State = Literal["starting", "ready", "draining"]
 
 MAX_HEAD_BYTES = 16 * 1024
@@ -115,7 +117,7 @@ def admin_pages(
     read: Callable[[], Readiness],
     expose: Callable[[], bytes],
     contract: bytes = b"",
-    traces: Callable[[], Mapping[str, object]] | None = None,
+    traces: Callable[[], bytes] | None = None,
 ) -> Pages:
     """The admin port's GET paths; `expose` returns the text of /metrics, `traces` the content of /traces.
 
@@ -132,7 +134,7 @@ def admin_pages(
         ("GET", "/metrics"): lambda _: Page(200, CONTENT_TYPE, expose()),
     }
     if traces is not None:
-        pages["GET", "/traces"] = lambda _: _json(200, traces())
+        pages["GET", "/traces"] = lambda _: Page(200, JSON_TYPE, traces())
     if contract:
         pages["GET", "/contract"] = lambda _: Page(200, "application/x-protobuf", contract)
     return pages
@@ -284,4 +286,4 @@ def _response(page: Page, request: AdminRequest) -> bytes:
 
 
 def _json(status: int, body: Mapping[str, object]) -> Page:
-    return Page(status, "application/json; charset=utf-8", json.dumps(body).encode())
+    return Page(status, JSON_TYPE, json.dumps(body).encode())

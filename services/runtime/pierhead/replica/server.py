@@ -262,7 +262,7 @@ class ReplicaServer:
     # ---- listening
 
     async def _listen_admin(self) -> None:
-        traces = self.edge.traces and self.edge.traces.document
+        traces = None if self.edge.traces is None else self.edge.traces.page
         pages = dict(admin_pages(self.readiness, self.metrics.expose, self._contract, traces))
         pages |= admin_taker("user_config", self._config.offer, self._config.report)
         if self._sleep.part is not None:

@@ -1,36 +1,43 @@
 """Traces to a collector, by OpenTelemetry's SDK (`pierhead[otel]`) and its standard variables.
 
-The SDK has the queue, the thread that sends, and users' own spans. It is imported where a collector is named, and by
-nothing else in the runtime.
+The SDK has the queue, the thread that sends, and users' own spans. It is imported where traces are exported, and by
+nothing else in the runtime. What is wrong with it is logged: a service serves without its traces, too.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from pierhead.errors import SettingsError
+import grpc
+
 from pierhead.request import current_request
 from pierhead.settings import Settings
-from pierhead.tracing.trace import RequestSpan, RequestTrace, use_user_spans
+from pierhead.tracing.trace import MAX_TEXT, RequestSpan, RequestTrace, use_user_spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
     from opentelemetry.trace import SpanContext, Status
 
     from pierhead.tracing.keeper import KeptTrace
 
+logger = logging.getLogger("pierhead")
+
 FLUSH_S = 2.0
 """How long the end of a process waits for its last traces to reach the collector."""
 
-NO_SDK = (
-    "OTEL_EXPORTER_OTLP_ENDPOINT: traces are to be exported, and OpenTelemetry's SDK is not installed: install "
-    "pierhead[otel] in the service's image, or set OTEL_SDK_DISABLED=true for the service"
+MAX_ATTRIBUTES: Final = 16
+"""Of a user's span, as the replica keeps it."""
+
+NO_SDK: Final = (
+    "traces are not exported: OpenTelemetry's SDK is not installed. Install pierhead[otel] in the service's image, or "
+    "set OTEL_SDK_DISABLED=true for the service"
 )
 
 
@@ -38,11 +45,11 @@ class TraceExport:
     """Sends a replica's kept traces to the collector, and makes users' own spans their requests' own."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises SettingsError where the SDK is not installed, or cannot use one of its variables."""
-        try:
-            from opentelemetry.sdk.resources import Resource
-        except ImportError:
-            raise SettingsError(NO_SDK) from None
+        """Raises ImportError where the SDK is not installed, and what the SDK raises for its variables."""
+        from opentelemetry.context import attach
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+
         names = {
             "service.name": settings.service,
             "service.instance.id": settings.replica,
@@ -51,18 +58,23 @@ class TraceExport:
         }
         self._resource = Resource.create({name: value for name, value in names.items() if value})
         self._queue = _queue(settings, self._resource)
+        self._attach, self._span, self._in_context = attach, NonRecordingSpan, set_span_in_context
+        self._failed = False
 
     def enter(self, trace: RequestTrace) -> None:
         """Make spans that the running code begins from now on the request's. Call it in the request's own context."""
-        from opentelemetry.context import attach
-        from opentelemetry.trace import NonRecordingSpan, set_span_in_context
-
-        attach(set_span_in_context(NonRecordingSpan(_context(trace, trace.span_id, sampled=trace.sampled))))
+        own = _context(trace.trace_id, trace.span_id, is_remote=False, sampled=trace.sampled)
+        self._attach(self._in_context(self._span(own)))
 
     def send(self, kept: KeptTrace) -> None:
-        """Queue a trace's spans; the SDK drops those for which its queue has no room."""
-        for span in self._spans(kept):
-            self._queue.on_end(span)
+        """Queue a trace's spans; the SDK drops those for which its queue has no room. A failure is logged once."""
+        try:
+            for span in self._spans(kept):
+                self._queue.on_end(span)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                logger.exception("a trace could not be exported; further failures are not logged")
 
     def _spans(self, kept: KeptTrace) -> Iterator[ReadableSpan]:
         from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -71,8 +83,8 @@ class TraceExport:
         trace, ended = kept.trace, kept.began + kept.seconds
         yield ReadableSpan(
             kept.method,
-            _context(trace, trace.span_id),
-            _context(trace, trace.parent_id) if trace.parent_id else None,
+            _context(trace.trace_id, trace.span_id, is_remote=False),
+            _context(trace.trace_id, trace.parent_id) if trace.parent_id else None,
             self._resource,
             {**_named(kept.method, kept.status), "pierhead.request_id": kept.request_id, "pierhead.kept": kept.why},
             kind=SpanKind.SERVER,
@@ -80,17 +92,17 @@ class TraceExport:
             start_time=_ns(kept.began),
             end_time=_ns(ended),
         )
-        for span in trace.spans:
+        for span in kept.spans:
             if span.kind == "user":
                 continue  # the SDK itself sends it
             yield ReadableSpan(
                 span.name,
-                _context(trace, span.span_id),
-                _context(trace, span.parent_id or trace.span_id),
+                _context(trace.trace_id, span.span_id, is_remote=False),
+                _context(trace.trace_id, span.parent_id or trace.span_id, is_remote=False),
                 self._resource,
                 {**_named(span.name, span.status), **(span.attributes or {})},
                 [Event(name, {"detail": detail}, _ns(at + kept.offset)) for at, name, detail in span.events or ()],
-                [Link(_context(other, other.span_id)) for other in span.links if other is not trace],
+                [Link(_context(*other)) for other in kept.links.get(span, ())],
                 SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
                 status=_status(span.status not in ("OK", "")),
                 start_time=_ns(span.began + kept.offset),
@@ -98,19 +110,24 @@ class TraceExport:
             )
 
 
-_made: dict[tuple[str, str], TraceExport] = {}
+_made: dict[tuple[str, str], TraceExport | None] = {}
 
 
 def exporter(settings: Settings) -> TraceExport | None:
-    """What sends a replica's traces to the collector that its environment names; None where it names none.
-
-    Raises SettingsError; see TraceExport.
+    """What sends a replica's traces to where its environment says. None where it says nothing, and where that cannot be
+    done, which is logged.
     """
     if settings.traces is None or not (settings.trace_collector or settings.trace_exporter):
         return None
     key = settings.service, settings.replica  # a process may have several
     if key not in _made:
-        _made[key] = TraceExport(settings)
+        try:
+            _made[key] = TraceExport(settings)
+        except Exception as error:  # users' code among them
+            no_sdk = isinstance(error, ImportError) and str(error.name).startswith("opentelemetry")
+            why = NO_SDK if no_sdk else f"traces are not exported: {type(error).__name__}: {error}"
+            logger.warning("%s", why)
+            _made[key] = None
     return _made[key]
 
 
@@ -128,7 +145,7 @@ def _new_queue(settings: Settings, resource: Resource) -> SpanProcessor:
     from opentelemetry import trace
     from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor, TracerProvider
 
-    queue = SynchronousMultiSpanProcessor()
+    queue = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
     for each in _processors(settings):
         queue.add_span_processor(each)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -137,22 +154,23 @@ def _new_queue(settings: Settings, resource: Resource) -> SpanProcessor:
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # the user has set none
         trace.set_tracer_provider(provider)
     use_user_spans(_current_user_span)
-    atexit.register(_flush, provider)
+    _flush_at_exit(provider)
     return queue
 
 
 def _processors(settings: Settings) -> list[SpanProcessor]:
-    """Those of the collector, and those that the service has made itself. Raises SettingsError."""
+    """Those of the collector, and those that the service has made itself. Raises TypeError for what is none."""
+    from opentelemetry.sdk.trace import SpanProcessor
+
     found: list[SpanProcessor] = []
-    try:
-        if settings.trace_collector:
-            found.append(_to_collector(settings.trace_protocol))
-        if settings.trace_exporter:
-            module, _, function = settings.trace_exporter.partition(":")
-            found += getattr(import_module(module), function)()
-    except Exception as error:
-        name = "PIERHEAD_TRACE_EXPORTER" if settings.trace_exporter else "OTEL_EXPORTER_OTLP_..."
-        raise SettingsError(f"{name}: traces cannot be exported: {type(error).__name__}: {error}") from error
+    if settings.trace_collector:
+        found.append(_to_collector(settings.trace_protocol))
+    if settings.trace_exporter:
+        module, _, function = settings.trace_exporter.partition(":")
+        made = list(getattr(import_module(module), function)())
+        if not all(isinstance(each, SpanProcessor) for each in made):
+            raise TypeError(f"{settings.trace_exporter}: expected a list of OpenTelemetry's span processors")
+        found += made
     return found
 
 
@@ -168,11 +186,22 @@ def _to_collector(protocol: str) -> SpanProcessor:
     return BatchSpanProcessor(HttpExporter())
 
 
-def _flush(provider: Any) -> None:
-    """Send what is queued; a collector that is away does not delay the process's end."""
-    sending = threading.Thread(target=provider.shutdown, daemon=True)
-    sending.start()
-    sending.join(FLUSH_S)
+def _flush_at_exit(provider: TracerProvider) -> None:
+    """Send what is queued when the process ends; a collector that is away does not delay that for long."""
+    ends = threading.Event()
+
+    def flush() -> None:
+        ends.wait()
+        provider.shutdown()
+
+    flushing = threading.Thread(target=flush, name="last traces", daemon=True)
+    flushing.start()  # now: some versions of Python start no thread while they end
+
+    def at_exit() -> None:
+        ends.set()
+        flushing.join(FLUSH_S)
+
+    atexit.register(at_exit)
 
 
 def _user_spans() -> SpanProcessor:
@@ -185,9 +214,8 @@ def _user_spans() -> SpanProcessor:
             request, context = current_request(), span.get_span_context()
             if request is None or request.trace is None or context is None:
                 return
-            if request.trace.trace_id != f"{context.trace_id:032x}" or span.start_time is None:
-                return
-            request.trace.add(_of_user(span, context))
+            if request.trace.trace_id == f"{context.trace_id:032x}":
+                request.trace.add(_of_user(span, context))
 
     return UserSpans()
 
@@ -196,25 +224,26 @@ def _of_user(span: ReadableSpan, context: SpanContext) -> RequestSpan:
     offset = time.time() - time.monotonic()
     parent = f"{span.parent.span_id:016x}" if span.parent is not None else ""
     made = RequestSpan("user", span.name, (span.start_time or 0) / 1e9 - offset, parent, f"{context.span_id:016x}")
-    made.attributes = {
-        key: value for key, value in (span.attributes or {}).items() if isinstance(value, str | int | float | bool)
-    }
-    made.end((span.end_time or 0) / 1e9 - offset, "OK" if span.status.is_ok else "ERROR")
+    some = [*(span.attributes or {}).items()][:MAX_ATTRIBUTES]
+    made.attributes = {key[:MAX_TEXT]: str(value)[:MAX_TEXT] for key, value in some}
+    made.end((span.end_time or 0) / 1e9 - offset, "OK" if span.status.is_ok else "failed")
     return made
 
 
-def _current_user_span() -> str:
+def _current_user_span(trace: RequestTrace) -> str:
     from opentelemetry.trace import get_current_span
 
-    context = get_current_span().get_span_context()
-    return f"{context.span_id:016x}" if context.is_valid else ""
+    span = get_current_span()
+    context = span.get_span_context()
+    is_own = span.is_recording() and f"{context.trace_id:032x}" == trace.trace_id
+    return f"{context.span_id:016x}" if is_own else ""
 
 
-def _context(trace: RequestTrace, span_id: str, *, sampled: bool = True) -> SpanContext:
+def _context(trace_id: str, span_id: str, *, is_remote: bool = True, sampled: bool = True) -> SpanContext:
     """`sampled`: True for all that is exported, or the SDK would drop it."""
     from opentelemetry.trace import SpanContext, TraceFlags
 
-    return SpanContext(int(trace.trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(sampled)))
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(int(sampled)))
 
 
 def _status(failed: bool) -> Status:
@@ -223,15 +252,18 @@ def _status(failed: bool) -> Status:
     return Status(StatusCode.ERROR) if failed else Status()
 
 
-def _named(name: str, status: str) -> dict[str, str | int]:
+def _named(name: str, status: str) -> dict[str, Any]:
     """OpenTelemetry's names for a method and a status: https://opentelemetry.io/docs/specs/semconv/"""
     method, space, route = name.partition(" ")
     if space and status.isdecimal():
         return {"http.request.method": method, "http.route": route, "http.response.status_code": int(status)}
     service, slash, method = name.rpartition("/")
+    named: dict[str, Any] = {"pierhead.status": status}
     if slash:
-        return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method, "pierhead.status": status}
-    return {"pierhead.status": status}
+        named |= {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        if status in grpc.StatusCode.__members__:
+            named["rpc.grpc.status_code"] = grpc.StatusCode[status].value[0]
+    return named
 
 
 def _ns(seconds: float) -> int:

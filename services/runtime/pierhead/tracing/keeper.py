@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pierhead.settings import Settings
-from pierhead.tracing.trace import RequestSpan, RequestTrace, TraceSampler
+from pierhead.tracing.trace import MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
 
 if TYPE_CHECKING:
     from pierhead.tracing.export import TraceExport
@@ -16,20 +17,26 @@ if TYPE_CHECKING:
 Why = Literal["failed", "slow", "sampled"]
 
 MOST_KEPT = 32
-"""Requests for each reason. A request in 64 spans of 16 events is the most that one takes: about 100 KB."""
+"""Requests for each reason."""
 
-MAX_TEXT = 200
-"""Characters of a name or a detail."""
+MOST_LINKS = 16
+"""Other requests of a batch that its span names."""
+
+MOST_BYTES = 2 * 1024 * 1024
+"""Of the page; the older requests are left out above it."""
 
 FAILURES = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
 """gRPC statuses that are not the caller's fault; HTTP's are those from 500 on."""
 
 
 class KeptTrace(NamedTuple):
-    """One request's trace in this process, kept at the end of the request."""
+    """One request's trace in this process, as it was when the request ended."""
 
     why: Why
     trace: RequestTrace
+    spans: list[RequestSpan]
+    links: Mapping[RequestSpan, list[tuple[str, str]]]
+    """By the span of a batch: trace ids and span ids of the other requests in it."""
     method: str
     status: str
     request_id: str
@@ -74,30 +81,48 @@ class TraceKeeper:
 
     def finished(self, trace: RequestTrace, method: str, status: str, seconds: float, request_id: str) -> None:
         """Keep a request's trace, or forget it."""
-        why: Why
+        why: Why | None = None
         if is_failure(status):
             why = "failed"
-        elif seconds >= self._slow_s:
+        elif seconds >= self._slow_s and not trace.lasts:
             why = "slow"
         elif trace.sampled:
             why = "sampled"
-        else:
-            return
-        now = self._clock()
-        kept = KeptTrace(why, trace, method, status, request_id, now - seconds, seconds, now - time.monotonic())
-        self._kept[why].append(kept)
-        if self._export is not None:
-            self._export.send(kept)
+        if why is not None:
+            now = self._clock()
+            offset, links = now - time.monotonic(), _links(trace)
+            kept = KeptTrace(why, trace, trace.spans, links, method, status, request_id, now - seconds, seconds, offset)
+            self._kept[why].append(kept)
+            if self._export is not None:
+                self._export.send(kept)
+        trace.end()
 
-    def document(self) -> dict[str, Any]:
-        """The content of /traces: {"traces": [...]}, the last one first."""
+    def page(self) -> bytes:
+        """The content of /traces as JSON: {"traces": [...]}, the last one first."""
         kept = sorted((each for some in self._kept.values() for each in some), key=lambda each: -each.began)
-        return {"traces": [{**self._names, **_document(each)} for each in kept]}
+        written: list[str] = []
+        size = 0
+        for each in kept:
+            text = json.dumps({**self._names, **_document(each)})
+            size += len(text)
+            if size > MOST_BYTES:
+                break
+            written.append(text)
+        return f'{{"traces": [{", ".join(written)}]}}'.encode()
 
 
 def is_failure(status: str) -> bool:
     """Whether an HTTP status or the name of a gRPC one is not the caller's fault."""
     return status in FAILURES or (len(status) == 3 and status.startswith("5"))
+
+
+def _links(trace: RequestTrace) -> dict[RequestSpan, list[tuple[str, str]]]:
+    """As texts: a trace that is kept must not keep the traces of other requests in memory, and these others still."""
+    return {
+        span: [(other.trace_id, other.span_id) for other in span.members[: MOST_LINKS + 1] if other is not trace]
+        for span in trace.spans
+        if span.members
+    }
 
 
 def _document(kept: KeptTrace) -> Mapping[str, Any]:
@@ -112,7 +137,7 @@ def _document(kept: KeptTrace) -> Mapping[str, Any]:
         "status": kept.status,
         "began": round(kept.began, 6),
         "seconds": round(kept.seconds, 6),
-        "spans": [_span(each, kept) for each in trace.spans],
+        "spans": [_span(each, kept) for each in kept.spans],
         "left_out": trace.left_out,
     }
 
@@ -128,14 +153,9 @@ def _span(span: RequestSpan, kept: KeptTrace) -> Mapping[str, Any]:
         "status": span.status or "not ended",
         "began": round(began, 6),
         "seconds": round(max(0.0, ended - began), 6),
-        "attributes": {key: _clipped(value) for key, value in (span.attributes or {}).items()},
+        "attributes": span.attributes or {},
         "events": [
-            {"at": round(each.at + kept.offset, 6), "name": each.name, "detail": each.detail[:MAX_TEXT]}
-            for each in span.events or ()
+            {"at": round(at + kept.offset, 6), "name": name, "detail": detail} for at, name, detail in span.events or ()
         ],
-        "links": [each.trace_id for each in span.links if each is not kept.trace],
+        "links": [trace_id for trace_id, _ in kept.links.get(span, ())],
     }
-
-
-def _clipped(value: str | float | bool) -> str | float | bool:
-    return value[:MAX_TEXT] if isinstance(value, str) else value

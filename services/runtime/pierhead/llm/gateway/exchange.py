@@ -119,6 +119,7 @@ class ClientExchange:
             if refused is not None:
                 return refused
         message.lends = asked.stream
+        self._meter.asked = time.monotonic()
         call = self._call(route.service, message)
         del body, message  # frees their memory as soon as the call no longer needs them
         try:

@@ -28,10 +28,21 @@ class Used(NamedTuple):
 class Meter:
     """One request's accounts."""
 
-    __slots__ = ("_counted", "_first_at", "_first_tokens", "_last", "_last_at", "_started", "begun", "streamed")
+    __slots__ = (
+        "_counted",
+        "_first_at",
+        "_first_tokens",
+        "_last",
+        "_last_at",
+        "_started",
+        "asked",
+        "begun",
+        "streamed",
+    )
 
     def __init__(self, started: float) -> None:
-        self._started = started
+        self._started = self.asked = started
+        """When the request came, and when its service was called."""
         self.begun = False
         """Whether a service has begun to answer, not with an error."""
         self.streamed = False
@@ -65,9 +76,11 @@ class Meter:
         return Used(estimate, self._counted)
 
     def add_to(self, trace: RequestTrace, used: Used) -> None:
-        """Add the engine's work on a streamed answer to its request's trace, as seen from here."""
+        """Add the engine's work on a streamed answer to its request's trace, as seen from here: from the call to the
+        first token, which has the wait for a place in it, and from there to the last one.
+        """
         if self.streamed and self._counted:
-            trace.span("engine", "prefill", self._started).end(
+            trace.span("engine", "prefill", self.asked).end(
                 self._first_at, prompt_tokens=used.prompt, cached_tokens=used.cached
             )
             trace.span("engine", "decode", self._first_at).end(self._last_at, tokens=used.completion)
