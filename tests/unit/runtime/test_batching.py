@@ -269,8 +269,8 @@ class TestRequest:
         asked = [(1, "s", "one"), (2, "s", "two"), (3, "t", "one"), (4, "s", "two"), (5, "s", "one")]
         await asyncio.gather(
             *[
-                call(model.wide, number, RequestContext("r", 1e9, None, session, model))
-                for number, session, model in asked
+                call(model.wide, number, RequestContext("r", 1e9, None, session, name))
+                for number, session, name in asked
             ]
         )
         assert model.batches == [[1, 3, 5], [2, 4]]

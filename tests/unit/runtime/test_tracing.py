@@ -177,10 +177,6 @@ class TestKeeper:
         gc.collect()
         assert _traces_alive() - before < 3 * MOST_KEPT
 
-
-def _traces_alive() -> int:
-    return sum(isinstance(each, RequestTrace) for each in gc.get_objects())
-
     def test_a_span_that_has_not_ended_ends_with_its_request(self) -> None:
         kept = keeper()
         trace = kept.begin(SAMPLED)
@@ -193,6 +189,10 @@ def _traces_alive() -> int:
         assert span["parent"] == found["span"]
         assert found["parent"] == CALLER
         assert (found["service"], found["replica"]) == ("shop", "shop-1")
+
+
+def _traces_alive() -> int:
+    return sum(isinstance(each, RequestTrace) for each in gc.get_objects())
 
 
 class Shop:
