@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from .api_tokens import FORM, ApiToken, read_tokens
 from .errors import SettingsError
-from .model.text import DURATION_WORDS, seconds_in
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINES = ("DOCKER", "SWARM")
@@ -28,6 +27,8 @@ HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 EMAIL_OR_NONE = re.compile(rf"({EMAIL.pattern})?")
+DURATION = re.compile(r"[1-9][0-9]{0,5}[smhd]")
+DURATION_WORDS = "a duration such as 30m, 2h or 1d"
 HOST_AND_PORT = re.compile(r"([A-Za-z0-9.-]+:[0-9]{1,5})?")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
 WEBHOOK = re.compile(r"https?://[^\s/?#@]+(/\S*)?")
@@ -255,9 +256,7 @@ class _EnvironmentReader:
         self.matching("PIERHEAD_ALERT_FROM", EMAIL_OR_NONE, "an email address", "")
         self.matching(server, HOST_AND_PORT, "host:port, such as smtp.shop.example:587", "")
         self.choice("PIERHEAD_ALERT_SMTP_TLS", ("ON", "OFF"), "ON")
-        repeat = self._env.get("PIERHEAD_ALERT_REPEAT") or "4h"
-        if seconds_in(repeat) is None:
-            self.problems.append(f"PIERHEAD_ALERT_REPEAT: expected {DURATION_WORDS}, found {repeat!r}")
+        self.matching("PIERHEAD_ALERT_REPEAT", DURATION, DURATION_WORDS, "4h")
         return True
 
     def address(self, name: str) -> str:

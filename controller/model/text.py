@@ -46,16 +46,6 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
-DURATION_WORDS = "a duration such as 30m, 2h or 1d"
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def seconds_in(text: str) -> int | None:
-    """The seconds of a duration such as "30m", at least one; None where it is none."""
-    number, unit = whole_number(text[:-1]), _UNITS.get(text[-1:])
-    return number * unit if number and unit and len(text) < 8 else None
-
-
 SHOWN_LENGTH = 80
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..model.world import Server
     from ..status.records.answers import (
         AlertDocument,
-        Alerts,
         Keys,
         Revisions,
         Route,
@@ -109,11 +108,13 @@ def headline(document: Services) -> Text:
     return Text(f"{document.project} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
 
 
-def status(document: Services, traffic: Traffic, alerts: Alerts, width: int) -> Iterator[RenderableType]:
+def status(
+    document: Services, traffic: Traffic, width: int, alerts: Sequence[AlertDocument] = ()
+) -> Iterator[RenderableType]:
     """Yield the page of `pierhead status`."""
     yield from complaints(document)
-    if alerts.alerts:
-        yield Text(f"alerts that fire: {', '.join(map(_firing, alerts.alerts))}", style="red")
+    if alerts:
+        yield Text(f"alerts that fire: {', '.join(map(_firing, alerts))}", style="red")
     if traffic.problem:
         yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
     if not document.settled or not document.services:

@@ -9,6 +9,11 @@ text() {
   printf '"%s"' "$(printf %s "$1" | tr -d '\n' | sed 's/["\\]/\\&/g')"
 }
 
+# line WORDS: as they are; echo would read backslashes.
+line() {
+  printf '%s\n' "$1"
+}
+
 # What a label says must not become a link in a chat, or call people.
 plain='reReplaceAll "&" "&amp;" | reReplaceAll "<" "&lt;" | reReplaceAll ">" "&gt;"'
 title="$COMPOSE_PROJECT_NAME: {{ template \"__subject\" . }}"
@@ -16,32 +21,32 @@ words="{{ range .Alerts }}{{ .Annotations.summary | $plain }}. {{ .Annotations.d
 
 {
   if [ -n "${PIERHEAD_ALERT_MAIL:-}" ]; then
-    echo "global:"
-    echo "  smtp_smarthost: $(text "$PIERHEAD_ALERT_SMTP")"
-    echo "  smtp_from: $(text "${PIERHEAD_ALERT_FROM:-${PIERHEAD_ALERT_MAIL%%,*}}")"
-    echo "  smtp_auth_username: $(text "${PIERHEAD_ALERT_SMTP_USER:-}")"
-    echo "  smtp_auth_password: $(text "${PIERHEAD_ALERT_SMTP_PASSWORD:-}")"
-    case "${PIERHEAD_ALERT_SMTP_TLS:-on}" in [Oo][Ff][Ff]) echo "  smtp_require_tls: false" ;; esac
+    line "global:"
+    line "  smtp_smarthost: $(text "$PIERHEAD_ALERT_SMTP")"
+    line "  smtp_from: $(text "${PIERHEAD_ALERT_FROM:-${PIERHEAD_ALERT_MAIL%%,*}}")"
+    line "  smtp_auth_username: $(text "${PIERHEAD_ALERT_SMTP_USER:-}")"
+    line "  smtp_auth_password: $(text "${PIERHEAD_ALERT_SMTP_PASSWORD:-}")"
+    case "${PIERHEAD_ALERT_SMTP_TLS:-on}" in [Oo][Ff][Ff]) line "  smtp_require_tls: false" ;; esac
   fi
-  echo "route:"
-  echo "  receiver: $(text "$COMPOSE_PROJECT_NAME")"
-  echo "  group_by: [alertname, service]"
-  echo "  group_wait: 10s"
-  echo "  group_interval: 1m"
-  echo "  repeat_interval: ${PIERHEAD_ALERT_REPEAT:-4h}"
-  echo "receivers:"
-  echo "  - name: $(text "$COMPOSE_PROJECT_NAME")"
+  line "route:"
+  line "  receiver: $(text "$COMPOSE_PROJECT_NAME")"
+  line "  group_by: [alertname, service]"
+  line "  group_wait: 10s"
+  line "  group_interval: 1m"
+  line "  repeat_interval: ${PIERHEAD_ALERT_REPEAT:-4h}"
+  line "receivers:"
+  line "  - name: $(text "$COMPOSE_PROJECT_NAME")"
   if [ -n "${PIERHEAD_ALERT_WEBHOOK:-}" ]; then
-    echo "    webhook_configs:"
-    echo "      - {send_resolved: true, url: $(text "$PIERHEAD_ALERT_WEBHOOK")}"
+    line "    webhook_configs:"
+    line "      - {send_resolved: true, url: $(text "$PIERHEAD_ALERT_WEBHOOK")}"
   fi
   if [ -n "${PIERHEAD_ALERT_SLACK:-}" ]; then
-    echo "    slack_configs:"
-    echo "      - {send_resolved: true, api_url: $(text "$PIERHEAD_ALERT_SLACK"), title: $(text "$title"), text: $(text "$words")}"
+    line "    slack_configs:"
+    line "      - {send_resolved: true, api_url: $(text "$PIERHEAD_ALERT_SLACK"), title: $(text "$title"), text: $(text "$words")}"
   fi
   if [ -n "${PIERHEAD_ALERT_MAIL:-}" ]; then
-    echo "    email_configs:"
-    echo "      - {send_resolved: true, to: $(text "$PIERHEAD_ALERT_MAIL"), headers: {Subject: $(text "$title")}}"
+    line "    email_configs:"
+    line "      - {send_resolved: true, to: $(text "$PIERHEAD_ALERT_MAIL"), headers: {Subject: $(text "$title")}}"
   fi
 } >/tmp/alertmanager.yml
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...model.text import DURATION_WORDS, seconds_in
+from ...settings import DURATION, DURATION_WORDS
 from .. import completion, tables
 from .. import output as out
 from ..errors import BadInput
@@ -22,6 +22,8 @@ Alert = Annotated[str, typer.Option("--alert", metavar="NAME", help="this alert 
 For = Annotated[str, typer.Option("--for", metavar="TIME", help="how long: 30m, 2h, 1d")]
 Why = Annotated[str, typer.Option("--why", metavar="WORDS", help="for those who ask why no alert came")]
 End = Annotated[str, typer.Option("--end", metavar="ID", help="send alerts again that this silence holds back")]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(app: typer.Typer) -> None:
@@ -57,11 +59,11 @@ def silence(
 def _make(service: str, alert: str, for_: str, why: str, *, as_json: bool) -> None:
     from ...status.records.changes import MakeSilence
 
-    for_s = seconds_in(for_)
-    if for_s is None:
+    if not DURATION.fullmatch(for_):
         raise BadInput(f"--for: expected {DURATION_WORDS}, found {for_!r}")
     if not why.strip():
         raise BadInput('--why: expected the reason, such as --why "a planned load test", found nothing')
+    for_s = int(for_[:-1]) * _UNITS[for_[-1]]
     made = connect().silence(MakeSilence(for_s, why, service, alert))
     if as_json:
         out.print_json(made)

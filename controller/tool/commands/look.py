@@ -44,7 +44,7 @@ def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, outp
         _show(
             as_json,
             _with_traffic(document, traffic, alerts),
-            lambda width: tables.status(document, traffic, alerts, width),
+            lambda width: tables.status(document, traffic, width, alerts.alerts),
         )
     elif as_json:
         redraw.json_lines(lambda: _with_traffic(*look()), n, interval)
@@ -52,7 +52,7 @@ def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, outp
 
         def draw(width: int) -> redraw.Page:
             document, traffic, alerts = look()
-            return [tables.headline(document), *tables.status(document, traffic, alerts, width)]
+            return [tables.headline(document), *tables.status(document, traffic, width, alerts.alerts)]
 
         redraw.follow(draw, n, interval)
 

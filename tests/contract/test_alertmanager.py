@@ -1,0 +1,154 @@
+"""Alertmanager's silences as the controller makes them: one suite for the fake, for a program of this machine (Debian's
+prometheus-alertmanager, or PIERHEAD_ALERTMANAGER) and for the stack's own image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import pytest
+from testcontainers.core.container import DockerContainer
+
+from controller.errors import AlertmanagerError, InvalidRequest
+from controller.observe.alertmanager import Alertmanager, Silence, Silencer
+from tests.fakes.fake_alertmanager import FakeAlertmanager
+from tests.harness.place import TAG
+from tests.harness.ports import free_ports
+from tests.harness.stack import request
+from tests.harness.waiting import eventually
+
+PROGRAM = os.environ.get("PIERHEAD_ALERTMANAGER") or shutil.which("prometheus-alertmanager")
+CONFIGURATION = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
+WEB = {"alertname": "ErrorRate", "service": "web", "severity": "critical"}
+SHOP = {"alertname": "ErrorRate", "service": "shop", "severity": "critical"}
+
+
+class Suite:
+    """A Silencer, and how its Alertmanager is sent alerts."""
+
+    def __init__(self, silencer: Silencer, url: str = "") -> None:
+        self.silencer, self._url = silencer, url
+
+    async def fires(self, *alerts: Mapping[str, str]) -> None:
+        if isinstance(self.silencer, FakeAlertmanager):
+            self.silencer.alerts += alerts
+            return
+        async with aiohttp.ClientSession() as session:
+            now = datetime.now(UTC).isoformat()
+            body = [{"labels": labels, "startsAt": now} for labels in alerts]
+            async with session.post(f"{self._url}/api/v2/alerts", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+
+    async def made(self, labels: Mapping[str, str], why: str = "a load test") -> Silence:
+        now = time.time()
+        silence = Silence(labels, now, now + 600, "ops", why)
+        return Silence(labels, now, now + 600, "ops", why, await self.silencer.silence(silence))
+
+    async def held_back(self) -> dict[str, tuple[str, ...]]:
+        """The ids of the silences of each service's alert."""
+        return {dict(labels)["service"]: tuple(ids) for labels, ids in (await self.silencer.silenced()).items()}
+
+
+@contextlib.contextmanager
+def program(directory: Path) -> Iterator[str]:
+    """The URL of an Alertmanager of this machine's program."""
+    if PROGRAM is None:
+        pytest.skip(
+            "no prometheus-alertmanager on this machine: apt-get install it, or name one in PIERHEAD_ALERTMANAGER"
+        )
+    (directory / "alertmanager.yml").write_text(CONFIGURATION)
+    (port,) = free_ports(1)
+    words = ["--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}"]
+    files = [f"--config.file={directory}/alertmanager.yml", f"--storage.path={directory}/data"]
+    with (
+        (directory / "log").open("w") as log,
+        subprocess.Popen([PROGRAM, *files, *words], stdout=log, stderr=log) as run,
+    ):
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            run.terminate()
+
+
+@contextlib.contextmanager
+def image(directory: Path) -> Iterator[str]:
+    """The URL of an Alertmanager of the stack's image, as its entrypoint starts it."""
+    container = DockerContainer(f"pierhead/alertmanager:{TAG}").with_env("COMPOSE_PROJECT_NAME", "shop")
+    container.with_exposed_ports(9093).with_kwargs(labels={"pierhead.test": "alertmanager"})
+    with container:
+        yield f"http://127.0.0.1:{container.get_exposed_port(9093)}"
+
+
+@pytest.fixture(params=["fake", "program", pytest.param("image", marks=pytest.mark.engine)])
+async def suite(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Suite]:
+    starts: dict[str, Callable[[Path], contextlib.AbstractContextManager[str]]] = {"program": program, "image": image}
+    if request.param == "fake":
+        yield Suite(FakeAlertmanager(time.time))
+        return
+    with starts[request.param](tmp_path) as url:
+        await asyncio.to_thread(eventually, lambda: _is_ready(url), "Alertmanager is ready")
+        silencer = Alertmanager(url)
+        yield Suite(silencer, url)
+        await silencer.close()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return request(f"{url}/-/ready").status == 200
+    except OSError:
+        return False
+
+
+async def test_a_silence_of_a_service_holds_back_its_alerts_until_it_is_ended(suite: Suite) -> None:
+    await suite.fires(WEB, SHOP)
+    assert await suite.held_back() == {}
+    made = await suite.made({"service": "web"})
+    assert await suite.held_back() == {"web": (made.id,)}
+    (listed,) = await suite.silencer.silences()
+    assert (listed.id, listed.labels, listed.by, listed.why) == (made.id, {"service": "web"}, "ops", "a load test")
+    assert abs(listed.ends_at - made.ends_at) < 0.01
+    assert listed.others == ""
+    await suite.silencer.end(made.id)
+    assert (await suite.held_back(), list(await suite.silencer.silences())) == ({}, [])
+
+
+async def test_labels_are_compared_to_the_letter(suite: Suite) -> None:
+    await suite.fires(WEB, SHOP)
+    await suite.made({"alertname": "ErrorRate", "service": "s.*"}, why='quotes ", \\ and \u00fc')
+    assert await suite.held_back() == {}
+    one = await suite.made({"alertname": "ErrorRate", "service": "shop"})
+    all_ = await suite.made({"alertname": "ErrorRate"})
+    held = await suite.held_back()
+    assert (held["web"], sorted(held["shop"])) == ((all_.id,), sorted([one.id, all_.id]))
+    assert 'quotes ", \\ and \u00fc' in {listed.why for listed in await suite.silencer.silences()}
+
+
+@pytest.mark.parametrize("identity", ["nothing", "00000000-0000-4000-8000-000000000000", "a/b?c", ""])
+async def test_a_silence_that_is_not_there(suite: Suite, identity: str) -> None:
+    with pytest.raises(InvalidRequest, match="there is no silence"):
+        await suite.silencer.end(identity)
+
+
+async def test_a_silence_that_has_ended(suite: Suite) -> None:
+    made = await suite.made({"service": "web"})
+    await suite.silencer.end(made.id)
+    with pytest.raises(InvalidRequest, match="there is no silence"):
+        await suite.silencer.end(made.id)
+
+
+async def test_an_alertmanager_that_is_away(unused_tcp_port: int) -> None:
+    silencer = Alertmanager(f"http://127.0.0.1:{unused_tcp_port}")
+    with pytest.raises(
+        AlertmanagerError, match=r"^Alertmanager cannot be reached \(.*\); `pierhead logs alertmanager`"
+    ):
+        await silencer.silences()
+    await silencer.close()
