@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -23,11 +24,11 @@ from controller.observe.alertmanager import Alertmanager, Silence, Silencer
 from tests.fakes.fake_alertmanager import FakeAlertmanager
 from tests.harness.place import TAG
 from tests.harness.ports import free_ports
-from tests.harness.stack import request
+from tests.harness.receivers import Receivers, receiving
+from tests.harness.stack import ROOT, request
 from tests.harness.waiting import eventually
 
 PROGRAM = os.environ.get("PIERHEAD_ALERTMANAGER") or shutil.which("prometheus-alertmanager")
-CONFIGURATION = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
 WEB = {"alertname": "ErrorRate", "service": "web", "severity": "critical"}
 SHOP = {"alertname": "ErrorRate", "service": "shop", "severity": "critical"}
 
@@ -38,13 +39,16 @@ class Suite:
     def __init__(self, silencer: Silencer, url: str = "") -> None:
         self.silencer, self._url = silencer, url
 
-    async def fires(self, *alerts: Mapping[str, str]) -> None:
+    async def fires(
+        self, *alerts: Mapping[str, str], annotations: Mapping[str, str] | None = None, ends: bool = False
+    ) -> None:
         if isinstance(self.silencer, FakeAlertmanager):
             self.silencer.alerts += alerts
             return
         async with aiohttp.ClientSession() as session:
             now = datetime.now(UTC).isoformat()
-            body = [{"labels": labels, "startsAt": now} for labels in alerts]
+            about = {"annotations": annotations or {}, "startsAt": now, **({"endsAt": now} if ends else {})}
+            body = [{"labels": labels, **about} for labels in alerts]
             async with session.post(f"{self._url}/api/v2/alerts", json=body) as answer:
                 assert answer.status == 200, await answer.text()
 
@@ -59,22 +63,28 @@ class Suite:
 
 
 @contextlib.contextmanager
-def program(directory: Path) -> Iterator[str]:
-    """The URL of an Alertmanager of this machine's program."""
+def program(directory: Path, **environment: str) -> Iterator[str]:
+    """The URL of an Alertmanager of this machine's program, which the image's script starts."""
     if PROGRAM is None:
         pytest.skip(
-            "no prometheus-alertmanager on this machine: apt-get install it, or name one in PIERHEAD_ALERTMANAGER"
+            "no prometheus-alertmanager on this machine: apt-get install it, or name it in PIERHEAD_ALERTMANAGER"
         )
-    (directory / "alertmanager.yml").write_text(CONFIGURATION)
-    (port,) = free_ports(1)
-    words = ["--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}"]
-    files = [f"--config.file={directory}/alertmanager.yml", f"--storage.path={directory}/data"]
+    (port,), script = free_ports(1), (ROOT / "dashboards/alertmanager/entrypoint.sh").read_text()
+    moved = {"/tmp/": f"{directory}/", "=/var/lib/prometheus": f"={directory}", "=:9093": f"=127.0.0.1:{port}"}
+    for old, new in {**moved, "group_wait: 10s": "group_wait: 0s", "group_interval: 1m": "group_interval: 1s"}.items():
+        assert old in script
+        script = script.replace(old, new)
+    (directory / "prometheus-alertmanager").symlink_to(PROGRAM)
+    (directory / "alertmanager").mkdir()
+    env = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "COMPOSE_PROJECT_NAME": "shop", **environment}
     with (
         (directory / "log").open("w") as log,
-        subprocess.Popen([PROGRAM, *files, *words], stdout=log, stderr=log) as run,
+        subprocess.Popen(["sh", "-c", script], env=env, stdout=log, stderr=log) as run,
     ):
         try:
-            yield f"http://127.0.0.1:{port}"
+            url = f"http://127.0.0.1:{port}"
+            eventually(lambda: request(f"{url}/-/ready").status == 200, "Alertmanager is ready")
+            yield url
         finally:
             run.terminate()
 
@@ -85,7 +95,9 @@ def image(directory: Path) -> Iterator[str]:
     container = DockerContainer(f"pierhead/alertmanager:{TAG}").with_env("COMPOSE_PROJECT_NAME", "shop")
     container.with_exposed_ports(9093).with_kwargs(labels={"pierhead.test": "alertmanager"})
     with container:
-        yield f"http://127.0.0.1:{container.get_exposed_port(9093)}"
+        url = f"http://127.0.0.1:{container.get_exposed_port(9093)}"
+        eventually(lambda: request(f"{url}/-/ready").status == 200, "Alertmanager is ready")
+        yield url
 
 
 @pytest.fixture(params=["fake", "program", pytest.param("image", marks=pytest.mark.engine)])
@@ -95,17 +107,9 @@ async def suite(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield Suite(FakeAlertmanager(time.time))
         return
     with starts[request.param](tmp_path) as url:
-        await asyncio.to_thread(eventually, lambda: _is_ready(url), "Alertmanager is ready")
         silencer = Alertmanager(url)
         yield Suite(silencer, url)
         await silencer.close()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return request(f"{url}/-/ready").status == 200
-    except OSError:
-        return False
 
 
 async def test_a_silence_of_a_service_holds_back_its_alerts_until_it_is_ended(suite: Suite) -> None:
@@ -152,3 +156,42 @@ async def test_an_alertmanager_that_is_away(unused_tcp_port: int) -> None:
     ):
         await silencer.silences()
     await silencer.close()
+
+
+@pytest.fixture
+def receivers() -> Iterator[Receivers]:
+    with receiving("127.0.0.1") as found:
+        yield found
+
+
+async def test_an_alert_reaches_a_webhook_and_a_mailbox_and_one_that_is_silenced_does_not(
+    receivers: Receivers, tmp_path: Path
+) -> None:
+    words = {"summary": "5% of the answers of <web> are errors", "runbook_url": "docs/how-to/alerts.md#errorrate"}
+    mail = {"PIERHEAD_ALERT_MAIL": "ops@shop.example, b@shop.example", "PIERHEAD_ALERT_SMTP_TLS": "off"}
+    hook = f"http://127.0.0.1:{receivers.webhook_port}/hook"
+    server = f"127.0.0.1:{receivers.mail_port}"
+    with program(tmp_path, PIERHEAD_ALERT_WEBHOOK=hook, PIERHEAD_ALERT_SMTP=server, **mail) as url:
+        silencer = Alertmanager(url)
+        suite = Suite(silencer, url)
+        await suite.made({"service": "shop"})
+        receivers.status = 500
+        await suite.fires(WEB, SHOP, annotations=words)
+        await asyncio.to_thread(eventually, lambda: receivers.refused, "the webhook is asked")
+        receivers.status = 200
+        (message,) = await asyncio.to_thread(eventually, lambda: receivers.told("ErrorRate"), "it is asked again")
+        assert (message["groupLabels"]["service"], message["commonAnnotations"]) == ("web", words)
+        (text,) = await asyncio.to_thread(
+            eventually, lambda: receivers.mailed("shop: [FIRING:1] ErrorRate web (critical)"), "the mail comes"
+        )
+        assert "5% of the answers of &lt;web&gt; are errors" in text
+        assert "docs/how-to/alerts.md#errorrate" in text
+        assert "http://127.0.0.1:8100/#/alerts" in text
+        await suite.fires(WEB, annotations=words, ends=True)
+        await asyncio.to_thread(eventually, lambda: receivers.told("ErrorRate", "resolved"), "it is over")
+        assert {one["groupLabels"]["service"] for one in receivers.taken} == {"web"}
+        page = request(f"{url}/metrics").body.decode()
+        assert re.search(
+            r'^alertmanager_notification_requests_failed_total\{.*integration="webhook".*\} [1-9]', page, re.M
+        )
+        await silencer.close()
