@@ -2,7 +2,7 @@
 
 import { html, useState } from "./lib/preact.js";
 import { call } from "./api.js";
-import { Dialog, ROLES, State } from "./parts.js";
+import { Dialog, ROLES } from "./parts.js";
 import { usePolling } from "./polling.js";
 import { age, clock } from "./words.js";
 
@@ -44,7 +44,7 @@ export function Alerts({ found, role }) {
     ${found.alerts.map((alert) => html`
       <section class="panel" key=${JSON.stringify(alert.labels)}>
         <h2>${alert.name} <span class=${`state ${LOOKS[alert.severity] ?? "quiet"}`}>${alert.severity}</span>
-          ${alert.silenced_by.length > 0 && html` <${State} state="info" /> silenced`}</h2>
+          ${alert.silenced_by.length > 0 && html` <span class="state quiet">silenced</span>`}</h2>
         <p><strong>${alert.summary}</strong>, for ${age(alert.since)}.
           ${alert.service && html` <a href=${`#/services/${encodeURIComponent(alert.service)}`}>${alert.service}</a>`}</p>
         <p>${alert.description}</p>

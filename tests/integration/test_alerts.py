@@ -61,7 +61,7 @@ def test_an_alert_comes_to_the_webhook_and_the_mailbox_and_one_that_is_silenced_
         assert stack.container("alertmanager").attrs["HostConfig"]["PortBindings"] in ({}, None), "no port is published"
         for refused, words in {
             ("loud", "--for", "2 hours", "--why", "x"): "--for: expected a duration such as 30m, 2h or 1d",
-            ("luod", "--for", "2h", "--why", "x"): 'did you mean "loud"',
+            ("luod", "--for", "2h", "--why", "x"): "did you mean 'loud'?",
         }.items():
             done = stack.pierhead("silence", *refused)
             assert (done.returncode, words in done.stderr) == (2, True), done.stderr

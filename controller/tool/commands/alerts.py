@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ...settings import DURATION, DURATION_WORDS
 from .. import completion, tables
 from .. import output as out
 from ..errors import BadInput
@@ -57,6 +56,7 @@ def silence(
 
 
 def _make(service: str, alert: str, for_: str, why: str, *, as_json: bool) -> None:
+    from ...settings import DURATION, DURATION_WORDS
     from ...status.records.changes import MakeSilence
 
     if not DURATION.fullmatch(for_):
