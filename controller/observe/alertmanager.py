@@ -130,7 +130,8 @@ def _as_alertmanager_does() -> Iterator[None]:
 
 
 def _silence(found: Any) -> Silence:
-    labels, others = {}, []
+    labels: dict[str, str] = {}
+    others: list[str] = []
     for matcher in found["matchers"]:
         name, value = str(matcher["name"]), str(matcher["value"])
         is_regex, is_equal = matcher["isRegex"], matcher.get("isEqual", True)

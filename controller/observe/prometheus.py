@@ -109,8 +109,10 @@ async def _answer(
     """Status and body of an answer; `named`: the address as errors have it. Raises PrometheusError."""
     timeout = aiohttp.ClientTimeout(total=within_s)
     try:
-        sent = {"params" if method == "GET" else "data": asked}
-        async with session.request(method, url, **sent, timeout=timeout, allow_redirects=False) as response:
+        params, data = (asked, None) if method == "GET" else (None, asked)
+        async with session.request(
+            method, url, params=params, data=data, timeout=timeout, allow_redirects=False
+        ) as response:
             return response.status, await _body(response, most)
     except TimeoutError as error:
         raise PrometheusError(f"no answer from {named} within {within_s:g} s") from error

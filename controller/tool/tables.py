@@ -142,7 +142,10 @@ def silences(document: Silences, width: int) -> Iterator[RenderableType]:
     for one in document.silences:
         ends = datetime.fromtimestamp(one.ends_at).astimezone().strftime("%Y-%m-%d %H:%M")
         listing.add(one.id, silenced(one), ends, one.by, sentence=one.why)
-    yield from listing.render(width) if listing.rows else [Text("every alert is sent")]
+    if listing.rows:
+        yield from listing.render(width)
+    else:
+        yield Text("every alert is sent")
 
 
 def silenced(one: SilenceDocument) -> str:

@@ -253,8 +253,8 @@ async def firing() -> Sequence[AlertRule]:
 
 
 async def test_an_alert_is_shown_and_silenced(control: Control, chromium: str, libraries: Path) -> None:
-    control.rules, control.silencer = firing, FakeAlertmanager(control.wall)
-    control.silencer.alerts = [ERRORS]
+    control.rules, control.silencer = firing, (alertmanager := FakeAlertmanager(control.wall))
+    alertmanager.alerts = [ERRORS]
     async with console(control) as address, seen(chromium, libraries) as page:
         await page.goto(address)
         await page.get_by_role("link", name="Alerts (1)").click()

@@ -45,14 +45,27 @@ def silence(
     if not is_wanted and (for_ or why):
         raise BadInput("expected SERVICE, --alert NAME or both: what is to be silenced")
     if end:
-        ended = connect().end_silence(end)
-        out.print_json(ended) if as_json else out.say(f"{ended.id} has ended: its alerts are sent again.")
+        _end(end, as_json=as_json)
     elif is_wanted:
         _make(service, alert, for_, why, as_json=as_json)
     else:
-        found = connect().silences()
-        console = out.console()
-        out.print_json(found) if as_json else out.show(tables.silences(found, out.width(console)), console)
+        _list(as_json=as_json)
+
+
+def _end(identity: str, *, as_json: bool) -> None:
+    ended = connect().end_silence(identity)
+    if as_json:
+        out.print_json(ended)
+    else:
+        out.say(f"{ended.id} has ended: its alerts are sent again.")
+
+
+def _list(*, as_json: bool) -> None:
+    found, console = connect().silences(), out.console()
+    if as_json:
+        out.print_json(found)
+    else:
+        out.show(tables.silences(found, out.width(console)), console)
 
 
 def _make(service: str, alert: str, for_: str, why: str, *, as_json: bool) -> None:
