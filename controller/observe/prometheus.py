@@ -86,7 +86,7 @@ class Prometheus:
         status, body = await _answer(
             self._of_series, url, self._url, asked, SERIES_WITHIN_S, SERIES_LIMIT, method="GET"
         )
-        return _read(status, body, self._url, _rules)
+        return await asyncio.to_thread(_read, status, body, self._url, _rules)
 
 
 def _session(connections: int) -> aiohttp.ClientSession:

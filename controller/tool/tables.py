@@ -45,6 +45,8 @@ STYLES = {state: colour for colour, states in _STATES.items() for state in state
 SHORT_GPU = 12
 """Characters of a GPU's UUID ("GPU-3f2c1b0a") on a narrow page."""
 WHOLE_GPU_FROM = 150
+MOST_ALERTS = 8
+"""Named by the status; the console has all."""
 LEAST_FOR_SENTENCES = 36
 _GAP = 2
 
@@ -113,8 +115,9 @@ def status(
 ) -> Iterator[RenderableType]:
     """Yield the page of `pierhead status`."""
     yield from complaints(document)
-    if alerts:
-        yield Text(f"alerts that fire: {', '.join(map(_firing, alerts))}", style="red")
+    if said := list(dict.fromkeys(map(_firing, alerts))):
+        more = f" and {len(said) - MOST_ALERTS} more" if len(said) > MOST_ALERTS else ""
+        yield Text(f"alerts that fire: {', '.join(said[:MOST_ALERTS])}{more}", style="red")
     if traffic.problem:
         yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
     if not document.settled or not document.services:
