@@ -22,12 +22,15 @@ from testcontainers.core.container import DockerContainer
 from controller.errors import AlertmanagerError, InvalidRequest
 from controller.observe.alertmanager import Alertmanager, Silence, Silencer
 from tests.fakes.fake_alertmanager import FakeAlertmanager
-from tests.harness.place import TAG
+from tests.harness.haproxy_container import docker
 from tests.harness.ports import free_ports
 from tests.harness.receivers import Receivers, receiving
 from tests.harness.stack import ROOT, request
 from tests.harness.waiting import eventually
 
+pytestmark = pytest.mark.timeout(300)  # the image may have to be built
+
+FILES = ROOT / "dashboards/alertmanager"
 PROGRAM = os.environ.get("PIERHEAD_ALERTMANAGER") or shutil.which("prometheus-alertmanager")
 WEB = {"alertname": "ErrorRate", "service": "web", "severity": "critical"}
 SHOP = {"alertname": "ErrorRate", "service": "shop", "severity": "critical"}
@@ -69,7 +72,7 @@ def program(directory: Path, **environment: str) -> Iterator[str]:
         pytest.skip(
             "no prometheus-alertmanager on this machine: apt-get install it, or name it in PIERHEAD_ALERTMANAGER"
         )
-    (port,), script = free_ports(1), (ROOT / "dashboards/alertmanager/entrypoint.sh").read_text()
+    (port,), script = free_ports(1), (FILES / "entrypoint.sh").read_text()
     moved = {"/tmp/": f"{directory}/", "=/var/lib/prometheus": f"={directory}", "=:9093": f"=127.0.0.1:{port}"}
     for old, new in {**moved, "group_wait: 10s": "group_wait: 0s", "group_interval: 1m": "group_interval: 1s"}.items():
         assert old in script
@@ -90,14 +93,18 @@ def program(directory: Path, **environment: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def image(directory: Path) -> Iterator[str]:
-    """The URL of an Alertmanager of the stack's image, as its entrypoint starts it."""
-    container = DockerContainer(f"pierhead/alertmanager:{TAG}").with_env("COMPOSE_PROJECT_NAME", "shop")
-    container.with_exposed_ports(9093).with_kwargs(labels={"pierhead.test": "alertmanager"})
-    with container:
-        url = f"http://127.0.0.1:{container.get_exposed_port(9093)}"
-        eventually(lambda: request(f"{url}/-/ready").status == 200, "Alertmanager is ready")
-        yield url
+def image(_: Path) -> Iterator[str]:
+    """The URL of an Alertmanager of the stack's image, built from this checkout; the builder keeps its layers."""
+    name, labels = f"pierhead-test/alertmanager:{os.getpid()}", {"pierhead.test": "alertmanager"}
+    docker("build", "--network", "host", "--label", "pierhead.test=alertmanager", "-t", name, str(FILES))
+    container = DockerContainer(name).with_env("COMPOSE_PROJECT_NAME", "shop").with_exposed_ports(9093)
+    try:
+        with container.with_kwargs(labels=labels, read_only=True, tmpfs={"/tmp": "mode=1777"}, cap_drop=["ALL"]):
+            url = f"http://127.0.0.1:{container.get_exposed_port(9093)}"
+            eventually(lambda: request(f"{url}/-/ready").status == 200, "Alertmanager is ready")
+            yield url
+    finally:
+        docker("rmi", "--force", name)
 
 
 @pytest.fixture(params=["fake", "program", pytest.param("image", marks=pytest.mark.engine)])
