@@ -24,6 +24,8 @@ from .daemon.llm_replicas import operate
 from .daemon.webhook import HttpWebhook
 from .errors import BeginsAgain, ControllerError, EngineUnreachable, SettingsError
 from .observe.admin_pages import HttpProbe
+from .observe.alertmanager import STACK_URL as ALERTMANAGER_URL
+from .observe.alertmanager import Alertmanager
 from .observe.prometheus import STACK_URL, Prometheus
 from .settings import Settings
 from .swarm import boundaries as on_swarm
@@ -54,6 +56,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
     """Control the project until `stop` is set."""
     probe, prometheus = HttpProbe(boundaries.publish), Prometheus(STACK_URL)
     webhook = HttpWebhook(settings.webhook) if settings.webhook else None
+    silencer = Alertmanager(ALERTMANAGER_URL) if settings.sends_alerts else None
     world = World(
         settings.project,
         boundaries,
@@ -63,6 +66,8 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         probe.give,
         probe.put_to_sleep,
         operate,
+        prometheus.rules,
+        silencer,
         is_manual=settings.is_manual,
         router_silence_s=settings.haproxy_silence_s,
         ask_contract=probe.contract,
@@ -76,8 +81,9 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
             await remove_replicas(boundaries.engine, settings.project)
     finally:
         await prometheus.close()
-        if webhook is not None:
-            await webhook.close()
+        for each in (webhook, silencer):
+            if each is not None:
+                await each.close()
 
 
 async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:

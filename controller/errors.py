@@ -89,6 +89,18 @@ class PrometheusError(ControllerError):
     http_status = 502
 
 
+class AlertmanagerError(ControllerError):
+    """Alertmanager did not answer, or refused what it was asked."""
+
+    http_status = 502
+
+
+class NoAlertmanager(InvalidRequest):
+    """The stack has none: no receiver of alerts is named."""
+
+    http_status = 409
+
+
 class WebhookError(ControllerError):
     """The operator's webhook does not take a message."""
 

@@ -26,8 +26,14 @@ API_SOCKETS = Path("/run/pierhead")
 HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+EMAIL_OR_NONE = re.compile(rf"({EMAIL.pattern})?")
+DURATION = re.compile(r"[1-9][0-9]{0,5}[smhd]")
+DURATION_WORDS = "a duration such as 30m, 2h or 1d"
+HOST_AND_PORT = re.compile(r"([A-Za-z0-9.-]+:[0-9]{1,5})?")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
 WEBHOOK = re.compile(r"https?://[^\s/?#@]+(/\S*)?")
+ALERT_RECEIVERS = ("PIERHEAD_ALERT_WEBHOOK", "PIERHEAD_ALERT_SLACK", "PIERHEAD_ALERT_MAIL")
+"""With any of these the stack has an Alertmanager (compose/alerts.yaml)."""
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 MOST_DOMAINS = 100
 """In one certificate: what Let's Encrypt gives."""
@@ -144,6 +150,8 @@ class Settings:
     """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
     on_swarm: bool = False
     """Replicas run on the nodes of the Swarm that this machine manages (PIERHEAD_ENGINE=swarm); otherwise here."""
+    sends_alerts: bool = False
+    """The stack has an Alertmanager: an ALERT_RECEIVERS is set."""
     webhook: str = ""
     """Where events that failed or warn are sent (PIERHEAD_WEBHOOK); "" = nowhere."""
     is_manual: bool = False
@@ -186,7 +194,8 @@ class Settings:
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
-            webhook=reader.webhook(),
+            sends_alerts=reader.alerts(),
+            webhook=reader.address("PIERHEAD_WEBHOOK"),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
@@ -230,9 +239,29 @@ class _EnvironmentReader:
             self.problems.append(f"PIERHEAD_API_TOKENS: expected {FORM}, found {error}")
             return ()
 
-    def webhook(self) -> str:
-        """The address, which is a secret: an error does not show it."""
-        value = self._env.get("PIERHEAD_WEBHOOK") or ""
+    def alerts(self) -> bool:
+        """Whether alerts are sent; what the Alertmanager's container has is checked."""
+        if not any(self._env.get(name) for name in ALERT_RECEIVERS):
+            return False
+        self.address("PIERHEAD_ALERT_WEBHOOK")
+        self.address("PIERHEAD_ALERT_SLACK")
+        mails, server = self._env.get("PIERHEAD_ALERT_MAIL") or "", "PIERHEAD_ALERT_SMTP"
+        if mails and not self._env.get(server):
+            self.problems.append(f"{server}: PIERHEAD_ALERT_MAIL needs the mail server, such as smtp.shop.example:587")
+        for mail in mails.split(",") if mails else ():
+            if not EMAIL.fullmatch(mail.strip()):
+                self.problems.append(
+                    f"PIERHEAD_ALERT_MAIL: expected email addresses, separated by commas, found {mail!r}"
+                )
+        self.matching("PIERHEAD_ALERT_FROM", EMAIL_OR_NONE, "an email address", "")
+        self.matching(server, HOST_AND_PORT, "host:port, such as smtp.shop.example:587", "")
+        self.choice("PIERHEAD_ALERT_SMTP_TLS", ("ON", "OFF"), "ON")
+        self.matching("PIERHEAD_ALERT_REPEAT", DURATION, DURATION_WORDS, "4h")
+        return True
+
+    def address(self, name: str) -> str:
+        """An address, which is a secret: an error does not show it."""
+        value = self._env.get(name) or ""
         try:
             is_address = not value or (
                 WEBHOOK.fullmatch(value) and urlsplit(value).hostname and urlsplit(value).port != 0
@@ -240,7 +269,7 @@ class _EnvironmentReader:
         except ValueError:
             is_address = False
         if not is_address:
-            self.problems.append("PIERHEAD_WEBHOOK: expected an address such as https://chat.example/hooks/...")
+            self.problems.append(f"{name}: expected an address such as https://chat.example/hooks/...")
         return value
 
     def hosts(self, name: str) -> frozenset[str]:

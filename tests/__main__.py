@@ -98,7 +98,7 @@ def _building(log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 def _with_apps() -> dict[str, str]:
     files = ProjectStack(Project(ROOT), os.environ, Programs()).files
-    return {**os.environ, "COMPOSE_FILE": f"{files}:compose/acme.yaml:{APPS}"}
+    return {**os.environ, "COMPOSE_FILE": f"{files}:compose/acme.yaml:compose/alerts.yaml:{APPS}"}
 
 
 def _test(build: subprocess.Popen[bytes], log: IO[str], *, is_all: bool) -> int:

@@ -1,7 +1,8 @@
 // The console: a picture of the stack, a page for each service, events and the plan. The address says what is shown:
-// #/, #/services/<name>, #/traces, #/traces/<id>, #/events, #/plan.
+// #/, #/services/<name>, #/traces, #/traces/<id>, #/events, #/alerts, #/plan.
 
 import { html, render, useEffect, useReducer, useState } from "./lib/preact.js";
+import { Alerts, countOf, useAlerts } from "./alerts.js";
 import { call, store, token } from "./api.js";
 import { Events } from "./events.js";
 import { Picture } from "./picture.js";
@@ -15,6 +16,7 @@ const PAGES = [
   { path: "", title: "Stack" },
   { path: "traces", title: "Traces" },
   { path: "events", title: "Events" },
+  { path: "alerts", title: "Alerts" },
   { path: "plan", title: "Plan" },
 ];
 const THEME = "pierhead-theme";
@@ -56,6 +58,7 @@ function App() {
   const path = usePath();
   const [caller, setCaller] = useState(null);
   const traffic = useTraffic(15, shown.connection.state === "live");
+  const alerts = useAlerts(shown.connection.state === "live");
   const state = shown.connection.state;
   useEffect(() => {
     if (state === "live") call("GET", "/api/v1/caller").then(setCaller, () => setCaller(null));
@@ -65,17 +68,17 @@ function App() {
   });
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
-    <${Header} shown=${shown} path=${path} caller=${caller} />
+    <${Header} shown=${shown} path=${path} caller=${caller} alerts=${alerts} />
     <${Connection} connection=${shown.connection} />
     <main id="main" tabindex="-1">
       ${state === "refused" ? html`<${AskToken} problem=${shown.connection.problem} />` : null}
       ${state !== "refused" && shown.stack === null ? html`<p>Connecting ...</p>` : null}
       ${state !== "refused" && shown.stack !== null
-        ? html`<${Page} path=${path} shown=${shown} traffic=${traffic} caller=${caller} />` : null}
+        ? html`<${Page} path=${path} shown=${shown} traffic=${traffic} alerts=${alerts} caller=${caller} />` : null}
     </main>`;
 }
 
-function Page({ path, shown, traffic, caller }) {
+function Page({ path, shown, traffic, alerts, caller }) {
   if (path[0] === "services") {
     const row = shown.services.get(path[1]);
     if (!row) return html`<h1>${path[1]}</h1><p>There is no service of this name. <a href="#/">The whole stack</a></p>`;
@@ -84,11 +87,12 @@ function Page({ path, shown, traffic, caller }) {
   if (path[0] === "traces" && path[1]) return html`<${TraceView} key=${path[1]} id=${path[1]} />`;
   if (path[0] === "traces") return html`<${Traces} services=${[...shown.services.keys()]} />`;
   if (path[0] === "events") return html`<${Events} events=${shown.events} />`;
+  if (path[0].startsWith("alerts")) return html`<${Alerts} found=${alerts} role=${caller?.role ?? "read"} />`; // ?receiver=: a link in a mail
   if (path[0] === "plan") return html`<${Plan} plan=${shown.plan} />`;
   return html`<${Picture} shown=${shown} traffic=${traffic} />`;
 }
 
-function Header({ shown, path, caller }) {
+function Header({ shown, path, caller, alerts }) {
   const rows = [...shown.services.values()];
   const ready = rows.reduce((sum, row) => sum + row.ready, 0);
   const wanted = rows.reduce((sum, row) => sum + row.wanted, 0);
@@ -99,7 +103,7 @@ function Header({ shown, path, caller }) {
       ${shown.stack && html`<span class="quiet">${ready} of ${wanted} replicas ready</span>`}
       <nav aria-label="Pages">
         ${PAGES.map(({ path: own, title }) => html`
-          <a href=${`#/${own}`} aria-current=${path[0] === own ? "page" : undefined}>${title}</a>`)}
+          <a href=${`#/${own}`} aria-current=${path[0] === own ? "page" : undefined}>${title}${own === "alerts" ? countOf(alerts) : ""}</a>`)}
       </nav>
       <span class="spacer"></span>
       ${caller && html`<span class="quiet" title="What you may do">${caller.name}: ${caller.role}</span>`}

@@ -350,6 +350,24 @@ class Api:
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
         return answers.Events(tuple(map(documents.event_document, chosen)), following)
 
+    async def alerts(self, request: web.Request) -> answers.Alerts:
+        """The alerts that fire, and whether they are silenced."""
+        return await self._commands.alerts.firing()
+
+    async def silences(self, request: web.Request) -> answers.Silences:
+        """The silences of alerts."""
+        return answers.Silences(self._wall(), tuple(await self._commands.alerts.silences()))
+
+    async def silence(self, request: web.Request, wanted: changes.MakeSilence) -> changes.Silenced:
+        """Do not send an alert, or those of a service, for a while."""
+        return changes.Silenced(await self._commands.alerts.silence(wanted, request[CALLER].name))
+
+    async def end_silence(self, request: web.Request, _: changes.Nothing) -> changes.SilenceEnded:
+        """Send alerts again that a silence holds back."""
+        identity = request.match_info["silence"]
+        await self._commands.alerts.end(identity)
+        return changes.SilenceEnded(identity)
+
     async def traffic(self, request: web.Request) -> answers.Traffic:
         """Requests, errors, durations and queues of the services over the last minutes, as Prometheus counted them."""
         return await self._traffic.of(_integer(request, "minutes", 0, 0, MOST_MINUTES))
@@ -374,6 +392,8 @@ class Api:
     async def targets(self, request: web.Request) -> Sequence[answers.Target]:
         """The targets of one job, as Prometheus's http_sd reads them."""
         job = request.query.get("job", "replicas")
+        if job == "alertmanager":
+            return self._commands.alerts.targets()
         return [group for group in self._publisher.view.targets if group.labels["job"] == job]
 
     async def openapi(self, request: web.Request) -> Mapping[str, Any]:
@@ -532,7 +552,10 @@ _TRACE_QUERY = (
     Query("trace", "Only the one with this trace id or request id."),
     whole_query("limit", "At most this many, the newest.", 1, MOST_TRACES, 50),
 )
-_TARGET_QUERY = (Query("job", "replicas (the default), or haproxy: one on each node, where there are several."),)
+_JOBS = (
+    "replicas (the default), haproxy (one on each node, where there are several), or alertmanager (where there is one)."
+)
+_TARGET_QUERY = (Query("job", _JOBS),)
 
 LISTED: Final = (
     ApiCall("GET", "/api/v1/services", "read", Api.services, Services),
@@ -570,6 +593,13 @@ LISTED: Final = (
     ApiCall("GET", "/api/v1/events", "read", Api.events, answers.Events, query=_EVENT_QUERY),
     ApiCall("GET", "/api/v1/traffic", "read", Api.traffic, answers.Traffic, query=_TRAFFIC_QUERY),
     ApiCall("GET", "/api/v1/traces", "read", Api.traces, Traces, query=_TRACE_QUERY),
+    ApiCall("GET", "/api/v1/alerts", "read", Api.alerts, answers.Alerts),
+    ApiCall("GET", "/api/v1/silences", "read", Api.silences, answers.Silences),
+    ApiCall("POST", "/api/v1/silences", "scale", Api.silence, changes.Silenced, bodies.silence_in, is_done=True),
+    ApiCall(
+        "DELETE", "/api/v1/silences/{silence}", "scale",
+        Api.end_silence, changes.SilenceEnded, bodies.nothing_in, is_done=True,
+    ),
     ApiCall("GET", "/api/v1/live", "read", Api.live, answers.LivePart, is_stream=True),
     ApiCall("GET", "/api/v1/caller", "read", Api.caller, answers.Caller),
     ApiCall("GET", "/api/v1/targets", None, Api.targets, list[answers.Target], query=_TARGET_QUERY),

@@ -22,6 +22,7 @@ from ..files.acme import AcmeWatch
 from ..files.pem import PemWatch, Validity
 from ..files.watch import SpecWatch
 from ..model.keys import NO_KEYS
+from ..observe.alertmanager import Silencer
 from ..observe.contracts import ImageContracts
 from ..observe.engine_events import LOST_S, EngineEvents
 from ..observe.gpu_marks import GpuMarks
@@ -40,6 +41,7 @@ from ..status.traffic import AskSeries
 from ..status.view import View
 from ..storage.events import EventLog
 from ..storage.store import StateStore
+from .alerts import AlertCommands, AskRules
 from .api import Api
 from .apply import Executor, Give, Performer, Reporter, TellToSleep
 from .backup import BackupCommands
@@ -71,6 +73,10 @@ class World:
     """Tells a replica to sleep, or to wake up."""
     operate: OperateReplica
     """Has a replica of a language model do what an operator asks for."""
+    rules: AskRules
+    """Asks the stack's Prometheus for the rules of alerts, and what fires."""
+    silencer: Silencer | None = None
+    """The stack's Alertmanager; None = alerts are sent nowhere."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
     router_silence_s: float = 10.0
@@ -257,6 +263,7 @@ def assemble(
         loop.look_again,
         nodes,
         keys,
+        AlertCommands(world.rules, world.silencer, specs.known, wall),
         BackupCommands(store, world.project, world.end, wall),
         clock,
     )

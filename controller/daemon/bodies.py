@@ -22,6 +22,7 @@ LONGEST_MODELS, LONGEST_SERVICES = 500, 2_000
 MOST_COUNTED = 1_000_000_000
 """HAProxy counts with 32 bits."""
 MOST_DAYS = 36_500
+MOST_SILENCE_S = 366 * 86_400
 LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
 
 
@@ -94,6 +95,25 @@ def key_in(body: bytes) -> changes.MakeKey:
         concurrent=_whole(document, "concurrent"),
         days=_whole(document, "days", MOST_DAYS),
     )
+
+
+def silence_in(body: bytes) -> changes.MakeSilence:
+    """Read {"service": "web", "alert": "ErrorRate", "for_s": 7200, "why": "a planned load test"}."""
+    example = '{"service": "web", "for_s": 7200, "why": "a planned load test"}'
+    document = _document(body, example, *(each.name for each in fields(changes.MakeSilence)), is_required=True)
+    service, alert, why = (document.get(key, "") for key in ("service", "alert", "why"))
+    for key, text in {"service": service, "alert": alert}.items():
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{key}: expected a name, found {_shown(text)}")
+    if not service and not alert:
+        raise InvalidRequest("body: expected a service, an alert or both, found neither")
+    why = one_line(why) if isinstance(why, str) else why
+    if not (isinstance(why, str) and 0 < len(why) <= LONGEST_FAULT):
+        raise InvalidRequest(f"why: expected 1 to {LONGEST_FAULT} characters, found {_shown(why)}")
+    for_s = document.get("for_s")
+    if not isinstance(for_s, int) or isinstance(for_s, bool) or not 1 <= for_s <= MOST_SILENCE_S:
+        raise InvalidRequest(f"for_s: expected whole seconds from 1 to {MOST_SILENCE_S}, found {_shown(for_s)}")
+    return changes.MakeSilence(for_s, why, service, alert)
 
 
 def restore_in(body: bytes) -> changes.Restore:

@@ -21,6 +21,7 @@ from ..observe.snapshot import Observer
 from ..status.records import changes
 from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
+from .alerts import AlertCommands
 from .backup import BackupCommands
 from .keys import KeyCommands
 from .llm_replicas import LLMReplica, OperateReplica
@@ -46,6 +47,7 @@ class Commands:
     _look_again: Callable[[], Awaitable[None]]
     nodes: NodeCommands
     keys: KeyCommands
+    alerts: AlertCommands
     backups: BackupCommands
     _clock: Callable[[], float]
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import aiohttp
@@ -36,6 +37,23 @@ class Series:
     points: Sequence[tuple[float, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class FiringAlert:
+    """An alert that fires. `since`: unix time."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRule:
+    """A rule of alerts, and those of it that fire."""
+
+    name: str
+    firing: Sequence[FiringAlert]
+
+
 class Prometheus:
     """POST <url>/api/v1/query and query_range. `url`: the stack's own, which has the traffic of its services."""
 
@@ -62,6 +80,14 @@ class Prometheus:
         status, body = await _answer(self._of_series, url, self._url, asked, SERIES_WITHIN_S, SERIES_LIMIT)
         return await asyncio.to_thread(series_in, status, body, self._url)
 
+    async def rules(self) -> Sequence[AlertRule]:
+        """The rules of alerts, with what fires. Raises PrometheusError."""
+        url, asked = f"{self._url}/api/v1/rules", {"type": "alert"}
+        status, body = await _answer(
+            self._of_series, url, self._url, asked, SERIES_WITHIN_S, SERIES_LIMIT, method="GET"
+        )
+        return await asyncio.to_thread(_read, status, body, self._url, _rules)
+
 
 def _session(connections: int) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=30.0)
@@ -71,12 +97,22 @@ def _session(connections: int) -> aiohttp.ClientSession:
 
 
 async def _answer(
-    session: aiohttp.ClientSession, url: str, named: str, asked: Mapping[str, str], within_s: float, most: int
+    session: aiohttp.ClientSession,
+    url: str,
+    named: str,
+    asked: Mapping[str, str],
+    within_s: float,
+    most: int,
+    *,
+    method: str = "POST",
 ) -> tuple[int, bytes]:
-    """Status and body of a POST; `named`: the address as errors have it. Raises PrometheusError."""
+    """Status and body of an answer; `named`: the address as errors have it. Raises PrometheusError."""
     timeout = aiohttp.ClientTimeout(total=within_s)
     try:
-        async with session.post(url, data=asked, timeout=timeout, allow_redirects=False) as response:
+        params, data = (asked, None) if method == "GET" else (None, asked)
+        async with session.request(
+            method, url, params=params, data=data, timeout=timeout, allow_redirects=False
+        ) as response:
             return response.status, await _body(response, most)
     except TimeoutError as error:
         raise PrometheusError(f"no answer from {named} within {within_s:g} s") from error
@@ -144,3 +180,16 @@ def _series(data: Any) -> list[Series]:
         points = [(float(at), float(value)) for at, value in series["values"]]
         found.append(Series(dict(series["metric"]), [(at, value) for at, value in points if math.isfinite(value)]))
     return found
+
+
+def _rules(data: Any) -> list[AlertRule]:
+    found = []
+    for rule in (rule for group in data["groups"] for rule in group["rules"] if rule["type"] == "alerting"):
+        firing = [_alert(one) for one in rule["alerts"] if one["state"] == "firing"]
+        found.append(AlertRule(rule["name"], firing))
+    return found
+
+
+def _alert(found: Any) -> FiringAlert:
+    since = datetime.fromisoformat(found["activeAt"]).timestamp()
+    return FiringAlert(dict(found["labels"]), dict(found["annotations"]), since)

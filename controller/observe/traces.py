@@ -13,6 +13,9 @@ from .prober import Prober, Subject
 MOST_AT_ONCE = 16
 """Replicas that are asked at the same time."""
 
+FRESH_S = 2.0
+"""How long an answer is given to others who ask, such as further pages of the console."""
+
 LONGEST_S = 5.0
 """How long all of them are asked; those that have not answered by then are silent."""
 
@@ -39,9 +42,17 @@ class ReplicaTraces:
     def __init__(self, prober: Prober, ask: AskTraces) -> None:
         self._prober = prober
         self._ask = ask
+        self._last: tuple[float, asyncio.Future[tuple[list[KeptByReplica], list[str]]]] | None = None
+        """When they were asked, and what they answer."""
 
     async def read(self, replicas: Iterable[ReplicaContainer]) -> tuple[list[KeptByReplica], list[str]]:
-        """What they keep, and the names of those that did not say."""
+        """What they keep, at most FRESH_S old, and the names of those that did not say."""
+        now = asyncio.get_running_loop().time()
+        if self._last is None or now - self._last[0] >= FRESH_S:
+            self._last = now, asyncio.ensure_future(self._read(tuple(replicas)))
+        return await asyncio.shield(self._last[1])
+
+    async def _read(self, replicas: Iterable[ReplicaContainer]) -> tuple[list[KeptByReplica], list[str]]:
         places = asyncio.Semaphore(MOST_AT_ONCE)
         subjects: Mapping[str, Subject] = self._prober.managed()
 

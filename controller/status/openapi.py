@@ -23,6 +23,7 @@ _REF = "#/components/schemas/{model}"
 _IN_PATHS = {
     "name": "A service's name.",
     "uuid": "A GPU's UUID, as `pierhead gpus` lists it.",
+    "silence": "The id of a silence.",
     "key": "The name of a client's key.",
     "node": "A node's name, as `pierhead nodes` lists it, or its id.",
 }

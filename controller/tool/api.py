@@ -96,6 +96,22 @@ class ControllerApi:
         """Revoke a key of clients."""
         return read(changes.Revoked, self._client.delete(f"/api/v1/keys/{segment(name)}"))
 
+    def alerts(self) -> answers.Alerts:
+        """What fires."""
+        return read(answers.Alerts, self._client.get("/api/v1/alerts"))
+
+    def silences(self) -> answers.Silences:
+        """The silences of alerts."""
+        return read(answers.Silences, self._client.get("/api/v1/silences"))
+
+    def silence(self, wanted: changes.MakeSilence) -> changes.Silenced:
+        """Make a silence."""
+        return read(changes.Silenced, self._client.post("/api/v1/silences", wanted))
+
+    def end_silence(self, identity: str) -> changes.SilenceEnded:
+        """End a silence."""
+        return read(changes.SilenceEnded, self._client.delete(f"/api/v1/silences/{segment(identity)}"))
+
     def backup(self) -> answers.Backup:
         """Everything in the controller's state."""
         return read(answers.Backup, self._client.get("/api/v1/backup"))

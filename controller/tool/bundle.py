@@ -26,7 +26,7 @@ _NO_NAME = r"(?![\w.-])"
 _OF_LINE = "authorization|cookie|passphrase"
 """Names whose value, if it has no quotes, is the rest of the line."""
 _WORDS = (
-    rf"token(?!s|i[sz])|(?:api|access|auth)[_-]?tokens|secret|passw(?:or)?d|credential|webhook|{_OF_LINE}"
+    rf"token(?!s|i[sz])|(?:api|access|auth)[_-]?tokens|secret|passw(?:or)?d|credential|webhook|alert_slack|{_OF_LINE}"
     rf"|(?!(?-i:(?<![\w.-])PWD|(?<=OLD)PWD){_NO_NAME})pwd"
     rf"|(?:api|access|private)[_-]?key|_(?:key|pass|auth|otlp_(?:traces_)?headers){_NO_NAME}"
     rf"|(?-i:(?<!MAX_)(?<!MIN_)(?<!NUM_)(?<!NEW_)(?<!BATCHED_)TOKENS{_NO_NAME})"

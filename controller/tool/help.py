@@ -15,7 +15,7 @@ GROUPS: Final = {
     "What runs": ("status", "why", "logs", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan", "bundle"),
     "Changes": (
         *("scale", "deploy", "promote", "abort", "rollback", "restart", "wait-ready"),
-        *("mark", "unmark", "node", "llm", "keys"),
+        *("mark", "unmark", "node", "llm", "keys", "silence"),
     ),
     "Files and tools": ("validate", "schema", "simulate", "token", "completion"),
 }

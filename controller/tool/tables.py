@@ -21,7 +21,16 @@ from . import rows
 
 if TYPE_CHECKING:
     from ..model.world import Server
-    from ..status.records.answers import Keys, Revisions, Route, Routes, Traffic
+    from ..status.records.answers import (
+        AlertDocument,
+        Keys,
+        Revisions,
+        Route,
+        Routes,
+        SilenceDocument,
+        Silences,
+        Traffic,
+    )
     from ..status.records.services import GpuUse, NodeStatus, Service, Services
 
 _STATES = {
@@ -36,6 +45,8 @@ STYLES = {state: colour for colour, states in _STATES.items() for state in state
 SHORT_GPU = 12
 """Characters of a GPU's UUID ("GPU-3f2c1b0a") on a narrow page."""
 WHOLE_GPU_FROM = 150
+MOST_ALERTS = 8
+"""Named by the status; the console has all."""
 LEAST_FOR_SENTENCES = 36
 _GAP = 2
 
@@ -99,9 +110,14 @@ def headline(document: Services) -> Text:
     return Text(f"{document.project} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
 
 
-def status(document: Services, traffic: Traffic, width: int) -> Iterator[RenderableType]:
+def status(
+    document: Services, traffic: Traffic, width: int, alerts: Sequence[AlertDocument] = ()
+) -> Iterator[RenderableType]:
     """Yield the page of `pierhead status`."""
     yield from complaints(document)
+    if said := list(dict.fromkeys(map(_firing, alerts))):
+        more = f" and {len(said) - MOST_ALERTS} more" if len(said) > MOST_ALERTS else ""
+        yield Text(f"alerts that fire: {', '.join(said[:MOST_ALERTS])}{more}", style="red")
     if traffic.problem:
         yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
     if not document.settled or not document.services:
@@ -116,6 +132,29 @@ def status(document: Services, traffic: Traffic, width: int) -> Iterator[Rendera
     if document.nodes:
         yield Text("")
         yield from nodes(document.nodes, width)
+
+
+def _firing(alert: AlertDocument) -> str:
+    of = f" of {alert.service}" if alert.service else ""
+    return f"{alert.name}{of}{' (silenced)' if alert.silenced_by else ''}"
+
+
+def silences(document: Silences, width: int) -> Iterator[RenderableType]:
+    """Yield the silences of alerts, one a row."""
+    listing = CellTable(("ID", "SILENCED", "ENDS", "BY"), "WHY", optional=("BY",))
+    for one in document.silences:
+        ends = datetime.fromtimestamp(one.ends_at).astimezone().strftime("%Y-%m-%d %H:%M")
+        listing.add(one.id, silenced(one), ends, one.by, sentence=one.why)
+    if listing.rows:
+        yield from listing.render(width)
+    else:
+        yield Text("every alert is sent")
+
+
+def silenced(one: SilenceDocument) -> str:
+    """What a silence holds back."""
+    of = f" of {one.service}" if one.service else ""
+    return f"{one.alert or 'every alert'}{of}{f' where {one.others}' if one.others else ''}"
 
 
 def complaints(document: Services) -> Iterator[RenderableType]:

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import tarfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from controller.api_tokens import digest_of, read_tokens
 from controller.daemon.callers import Gatekeeper
 from controller.model.machine import Machine
 from controller.observe.prober import Subject
-from controller.observe.prometheus import Series
+from controller.observe.prometheus import AlertRule, FiringAlert, Series
+from tests.fakes.fake_alertmanager import FakeAlertmanager
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.chromium import driven, running
 from tests.harness.place import TAG
@@ -42,6 +44,7 @@ PICTURES = Path(os.environ.get("PIERHEAD_SCREENSHOTS", EVIDENCE / "console"))
 DESK, PHONE = (1300, 900), (390, 844)
 FIRST_PICTURE_BYTES = 300_000
 TOKENS = read_tokens("secret", f"viewer:read:{digest_of('v')}")
+ERRORS = {"alertname": "ErrorRate", "service": "web", "severity": "critical"}
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -305,12 +308,43 @@ async def test_a_traces_way_through_the_stack(control: Control, chromium: str, l
         await expect(page.locator("main")).to_contain_text("No replica keeps the trace nobody")
 
 
+async def firing() -> Sequence[AlertRule]:
+    words = {
+        "summary": "5% of the answers of web are errors",
+        "description": HOSTILE,
+        "runbook_url": "docs/x.md#errorrate",
+    }
+    return [AlertRule("ErrorRate", [FiringAlert(ERRORS, words, time.time() - 60)])]
+
+
+async def test_an_alert_is_shown_and_silenced(control: Control, chromium: str, libraries: Path) -> None:
+    control.rules, control.silencer = firing, (alertmanager := FakeAlertmanager(control.wall))
+    alertmanager.alerts = [ERRORS]
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(address)
+        await page.get_by_role("link", name="Alerts (1)").click()
+        await expect(page.locator("h1")).to_have_text("Alerts")
+        await expect(page.locator("section.panel")).to_contain_text("5% of the answers of web are errors")
+        await expect(page.locator("section.panel")).to_contain_text(HOSTILE)
+        await page.get_by_role("button", name="Silence ErrorRate").click()
+        dialog = page.locator("dialog")
+        await dialog.get_by_label("Why").fill("a load test")
+        await dialog.get_by_role("button", name="Silence ErrorRate of web").click()
+        await expect(page.get_by_role("listitem")).to_contain_text("ErrorRate of web until")
+        await expect(page.get_by_role("listitem")).to_contain_text("by this machine: a load test")
+        await expect(page.locator("section.panel h2")).to_contain_text("silenced", timeout=20_000)
+        await expect(page.get_by_role("link", name="Alerts", exact=True)).to_be_visible()
+        await page.get_by_role("button", name="End it").click()
+        await expect(page.get_by_role("listitem")).to_have_count(0)
+
+
 VIEWS = {
     "stack": "",
     "service": "services/web",
     "traces": "traces",
     "trace": f"traces/{TRACE}",
     "events": "events",
+    "alerts": "alerts",
     "plan": "plan",
 }
 
@@ -321,6 +355,7 @@ async def test_everybody_can_use_each_view(
     control: Control, chromium: str, libraries: Path, pictures: Path, view: str, size: tuple[int, int], scheme: str
 ) -> None:
     """By the rules of WCAG AA that axe checks; and nothing is wider than the screen."""
+    control.rules, control.silencer = firing, FakeAlertmanager(control.wall)
     async with console(control) as address, seen(chromium, libraries, size, scheme, inspected=True) as page:
         await page.goto(f"{address}#/{VIEWS[view]}")
         await expect(page.locator("main h1")).to_be_attached()

@@ -256,6 +256,60 @@ class LatestTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertDocument(Document):
+    """An alert that fires; docs/how-to/alerts.md has them all."""
+
+    name: str
+    service: str
+    """"" = it is about the whole stack."""
+    severity: str
+    """critical or warning."""
+    summary: str
+    description: str
+    runbook: str
+    """Where the docs say what to do."""
+    since: float
+    silenced_by: tuple[str, ...]
+    """Ids of the silences that hold it back."""
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts(Document):
+    """What fires now, the newest first."""
+
+    at: float
+    alerts: tuple[AlertDocument, ...]
+    is_sent: bool
+    """Whether the stack has an Alertmanager that sends alerts to somebody."""
+    problem: str
+    """Why alerts, or what is silenced, are not known; "" where both are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceDocument(Document):
+    """What is not sent for a while: an alert of a service, or all of one of them ("")."""
+
+    id: str
+    alert: str
+    service: str
+    others: str
+    """Further conditions, which only other programs make."""
+    by: str
+    why: str
+    starts_at: float
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Silences(Document):
+    """The silences that have not ended, the next to end first."""
+
+    at: float
+    silences: tuple[SilenceDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MachineDocument(Document):
     """What the machine has, and what it has left, as last read."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .answers import Backup, KeyDocument
+from .answers import Backup, KeyDocument, SilenceDocument
 from .document import Document
 
 LLMOperation = Literal["sleep", "wake", "reset_prefix_cache"]
@@ -167,6 +167,30 @@ class Revoked(Document):
     name: str
     in_force: bool
     """Whether HAProxy knows that: the key opens nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSilence(Document):
+    """What not to send: an alert of a service, or all of one of them. One of both is needed."""
+
+    for_s: int
+    why: str
+    service: str = ""
+    alert: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Silenced(Document):
+    """The new silence."""
+
+    about: SilenceDocument
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceEnded(Document):
+    """Alerts are sent again."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)

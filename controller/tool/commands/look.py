@@ -16,7 +16,7 @@ from ..why import page as why_page
 from .options import EVENTS_KEPT, Output, Service, connect
 
 if TYPE_CHECKING:
-    from ...status.records.answers import Traffic
+    from ...status.records.answers import Alerts, Traffic
     from ...status.records.services import Services
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="show it again and again, until Ctrl-C")]
@@ -36,27 +36,31 @@ def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, outp
     """Show services, replicas, GPUs, traffic, and what is wrong."""
     as_json, api = out.is_json(output), connect()
 
-    def look() -> tuple[Services, Traffic]:
-        return api.services(), api.traffic()
+    def look() -> tuple[Services, Traffic, Alerts]:
+        return api.services(), api.traffic(), api.alerts()
 
     if not watch:
-        document, traffic = look()
-        _show(as_json, _with_traffic(document, traffic), lambda width: tables.status(document, traffic, width))
+        document, traffic, alerts = look()
+        _show(
+            as_json,
+            _with_traffic(document, traffic, alerts),
+            lambda width: tables.status(document, traffic, width, alerts.alerts),
+        )
     elif as_json:
         redraw.json_lines(lambda: _with_traffic(*look()), n, interval)
     else:
 
         def draw(width: int) -> redraw.Page:
-            document, traffic = look()
-            return [tables.headline(document), *tables.status(document, traffic, width)]
+            document, traffic, alerts = look()
+            return [tables.headline(document), *tables.status(document, traffic, width, alerts.alerts)]
 
         redraw.follow(draw, n, interval)
 
 
-def _with_traffic(document: Services, traffic: Traffic) -> dict[str, object]:
-    """The document, with the newest numbers of each service in its row."""
+def _with_traffic(document: Services, traffic: Traffic, alerts: Alerts) -> dict[str, object]:
+    """The document, with the newest numbers of each service in its row, and what fires."""
     rows = [out.with_members(row, **out.with_members(traffic.latest(row.name))) for row in document.services]
-    return out.with_members(document, services=rows, traffic_problem=traffic.problem)
+    return out.with_members(document, services=rows, traffic_problem=traffic.problem, alerts=alerts.alerts)
 
 
 def why(service: Service, output: Output = "text") -> None:

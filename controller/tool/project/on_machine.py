@@ -60,7 +60,7 @@ class OnMachine:
         plain_up = ("--progress", "plain", "up", "--detach", "--no-build")
         replaced = not self._replaces_haproxy(compose) or self._replace_haproxy(compose, *plain_up)
         if replaced and compose.step("Starting the stack", *plain_up):
-            self._remove_acme()
+            self._remove_optional_services()
             return
         machine.refuse_taken_ports(compose)  # by what was started at the same time
         missing = [name for name in sorted({*compose.read("config", "--images").lines}) if not self._has_image(name)]
@@ -143,15 +143,14 @@ class OnMachine:
     def _has_image(self, name: str) -> bool:
         return self.stack.programs.read("docker", "image", "inspect", name).status == 0
 
-    def _remove_acme(self) -> None:
-        """What is left of PIERHEAD_TLS=acme, by its image: a user's service may have its name."""
-        if self.stack.tls == "acme":
-            return
-        named = ("--filter", f"name=^{self.stack.name}-acme-1$", "--format", "{{.ID}} {{.Image}}")
-        for line in self.stack.programs.read("docker", "ps", "--all", *named).lines:
-            container, _, image = line.partition(" ")
-            if image.startswith("pierhead/acme:"):
-                self.stack.programs.read("docker", "rm", "--force", container)
+    def _remove_optional_services(self) -> None:
+        """What is left of settings that asked for them, by its image: a user's service may have its name."""
+        for name in {"acme", "alertmanager"} - {*self.stack.own_services}:
+            named = ("--filter", f"name=^{self.stack.name}-{name}-1$", "--format", "{{.ID}} {{.Image}}")
+            for line in self.stack.programs.read("docker", "ps", "--all", *named).lines:
+                container, _, image = line.partition(" ")
+                if image.startswith(f"pierhead/{name}:"):
+                    self.stack.programs.read("docker", "rm", "--force", container)
 
     def _replaces_haproxy(self, compose: Compose) -> bool:
         """Two containers cannot publish one port, so Compose stops the old one first."""

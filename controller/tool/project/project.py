@@ -21,7 +21,7 @@ from pierhead.compose_names import DEFAULT_NAMES, RESERVED
 from ...errors import InvalidRequest, SpecError
 from ...files.project_files import OVERRIDE_NAMES, ProjectFiles
 from ...files.yaml import load_written
-from ...settings import PROJECT_NAME
+from ...settings import ALERT_RECEIVERS, PROJECT_NAME
 from . import choices, ports, stack_files
 from .engines import ProjectEngine
 from .env_file import EnvFile, setting
@@ -93,7 +93,7 @@ def _named(directory: Path) -> bool:
 def own_files(project: Project, environment: Mapping[str, str]) -> list[str]:
     """The user's compose files, as COMPOSE_FILE names them. Raises NoProject where there are none."""
     named = setting(FILES, project.env_file(), environment) or ""
-    stacks = (*stack_files.STACK_FILES.values(), *stack_files.TLS_FILES.values())
+    stacks = (*stack_files.STACK_FILES.values(), *stack_files.TLS_FILES.values(), stack_files.ALERTS_FILE)
     files = [name for name in named.split(":") if name and name not in stacks]
     if not files:
         files = [name for name in DEFAULT_NAMES if (project.root / name).is_file()][:1]
@@ -119,9 +119,9 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     written = _all_files(project, files)
     services = _services(written)
     refuse_outside(project, files, environment)
-    reserved = RESERVED[engine_of(project, environment)]
-    if (setting("PIERHEAD_TLS", project.env_file(), environment) or "").lower() == "acme":
-        reserved = (*reserved, "acme")
+    file = project.env_file()
+    optional = optional_services(lambda name: setting(name, file, environment))
+    reserved = (*RESERVED[engine_of(project, environment)], *optional)
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
             f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "
@@ -130,6 +130,12 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     if not any("x-serve" in text for text in written.values()):
         shown = ", ".join(files)
         raise InvalidRequest(_MANAGE_NOTHING.format(files=shown, service=services[0] if services else "web"))
+
+
+def optional_services(value_of: Callable[[str], str | None]) -> tuple[str, ...]:
+    """The services that the stack has by the values of some settings."""
+    acme = ("acme",) if (value_of("PIERHEAD_TLS") or "").lower() == "acme" else ()
+    return (*acme, "alertmanager") if any(map(value_of, ALERT_RECEIVERS)) else acme
 
 
 def engine_of(project: Project, environment: Mapping[str, str]) -> ProjectEngine:

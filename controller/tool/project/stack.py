@@ -16,12 +16,13 @@ from . import stack_files
 from .engines import ProjectEngine, own_program
 from .env_file import EnvFile, setting
 from .programs import Done, Programs
-from .project import Project, engine_of
+from .project import Project, engine_of, optional_services
 
 OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
 _FILES_OF_THE_CLONE = {engine: f"compose/{engine.stack_file}" for engine in ProjectEngine}
 _TLS_OF_THE_CLONE = {"files": ":compose/tls.yaml", "acme": ":compose/tls.yaml:compose/acme.yaml"}
+_ALERTS_OF_THE_CLONE = "compose/alerts.yaml"
 _PUBLISHED = re.compile(rf"(?P<address>\S+):(?P<port>\d+)->{API_PORT}/tcp")
 
 
@@ -123,7 +124,12 @@ class ProjectStack:
     @property
     def own_services(self) -> tuple[str, ...]:
         """Those whose logs Compose has."""
-        return (*OWN_SERVICES, "acme") if self.tls == "acme" else OWN_SERVICES
+        return (*OWN_SERVICES, *optional_services(self.setting))
+
+    @property
+    def sends_alerts(self) -> bool:
+        """Whether `.env` names a receiver of alerts."""
+        return "alertmanager" in optional_services(self.setting)
 
     @property
     def root(self) -> Path:
@@ -145,6 +151,8 @@ class ProjectStack:
             of_engine = of_clone if self.project.is_clone else stack_files.TLS_FILES[self.tls]
         named = self.setting("COMPOSE_FILE", usual if self.project.is_clone else f"compose.yaml:{usual}")
         listed = ":".join(of_engine if self._plain(name) == usual else name for name in named.split(":"))
+        if self.sends_alerts:
+            listed += f":{_ALERTS_OF_THE_CLONE if self.project.is_clone else stack_files.ALERTS_FILE}"
         return ":".join(dict.fromkeys(listed.split(":")))  # a program that this one starts is given the list
 
     # ------------------------------------------------------------------------------------------------ what a user types

@@ -23,6 +23,8 @@ STACK_FILES = {engine: f"{DIRECTORY}/{engine.included_as}" for engine in Project
 """By engine, what COMPOSE_FILE has after the project's own files."""
 TLS_FILES = {"files": f"{DIRECTORY}/tls.yaml", "acme": f"{DIRECTORY}/acme.yaml"}
 """What it has in their place on one machine, by PIERHEAD_TLS."""
+ALERTS_FILE = f"{DIRECTORY}/alerts.yaml"
+"""What it has in addition where alerts are sent."""
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BUILD = "build"
@@ -102,6 +104,7 @@ def write(project: Path, *, has_grafana: bool = False) -> None:
     included = {engine.included_as: _own(engine.stack_file) for engine in ProjectEngine}
     with_tls = f"{_own(ProjectEngine.DOCKER.stack_file)}, {_own('tls.yaml')}"
     included |= {"tls.yaml": f"[{with_tls}]", "acme.yaml": f"[{with_tls}, {_own('acme.yaml')}]"}
+    included["alerts.yaml"] = _own("alerts.yaml")
     for file, path in included.items():
         wanted[file] = _INCLUDE.format(version=release(), directory=DIRECTORY, path=path).encode()
     wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={release()}\n".encode()

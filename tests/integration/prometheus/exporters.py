@@ -36,7 +36,8 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "application/json" if page is None else "text/plain; version=0.0.4")
         self.end_headers()
-        self.wfile.write((json.dumps(TARGETS) if page is None else page).encode())
+        listed = [] if self.path.endswith("job=alertmanager") else TARGETS
+        self.wfile.write((json.dumps(listed) if page is None else page).encode())
 
 
 if __name__ == "__main__":

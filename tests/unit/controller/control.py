@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from controller.daemon.alerts import AskRules
 from controller.daemon.assembly import Controller, World, assemble
 from controller.daemon.boundaries import Boundaries
 from controller.daemon.callers import Gatekeeper
@@ -21,9 +22,10 @@ from controller.files.pem import PemWatch
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
 from controller.model.world import SleepReport, UserConfigReport, current_version
+from controller.observe.alertmanager import Silencer
 from controller.observe.judge import ProbeReading
 from controller.observe.prober import Subject
-from controller.observe.prometheus import Series
+from controller.observe.prometheus import AlertRule, Series
 from controller.observe.traces import AskTraces, no_traces
 from controller.status.traffic import AskSeries
 from controller.status.view import View
@@ -65,6 +67,10 @@ async def no_prometheus(service: str, policy: PrometheusPolicy) -> float:
 
 
 async def no_series(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
+    raise PrometheusError("no connection to http://prometheus:9090 (test)")
+
+
+async def no_rules() -> Sequence[AlertRule]:
     raise PrometheusError("no connection to http://prometheus:9090 (test)")
 
 
@@ -169,6 +175,8 @@ class Control:
     query: Query = no_prometheus
     series: AskSeries = no_series
     ask_traces: AskTraces = no_traces
+    rules: AskRules = no_rules
+    silencer: Silencer | None = None
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
@@ -314,6 +322,8 @@ class Control:
                     self.ask,
                     self.query,
                     self.series,
+                    rules=self.rules,
+                    silencer=self.silencer,
                     is_manual=self.is_manual,
                     run=directly,
                     give=self.give,

@@ -108,10 +108,13 @@ def test_the_values_of_env_are_secrets_but_for_the_stacks_own_settings() -> None
         "PIERHEAD_API_TOKEN": "hunter22",
         "PIERHEAD_API_TOKENS": "ci:scale:hash",
         "PIERHEAD_WEBHOOK": "https://example.com/hook",
+        "PIERHEAD_ALERT_SLACK": "https://example.com/chat",
+        "PIERHEAD_ALERT_SMTP_PASSWORD": "swordfish",
     }
     environment = {"HF_TOKEN": "hugging", "HOME": "/home/ann", "PWD": "/home/ann/shop", "OLDPWD": "/home/ann/old"}
     assert secrets_of(written, environment) == {
-        *("a value of ours", "hunter22", "ci:scale:hash", "https://example.com/hook", "hugging")
+        *("a value of ours", "hunter22", "ci:scale:hash", "https://example.com/hook", "hugging"),
+        *("https://example.com/chat", "swordfish"),
     }
 
 

@@ -17,6 +17,7 @@ from controller.model.text import age
 from controller.model.world import Server, ServerState
 from controller.status.reasons import explained
 from controller.status.records.answers import (
+    AlertDocument,
     EventDocument,
     HAProxyProcess,
     PlanDocument,
@@ -141,6 +142,19 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
     assert text.startswith("compose files: services.web.x-serve.rout: unknown key\nHAProxy is away\n")
     assert shown(tables.status(document(settled=False), NOTHING, 80), 80).startswith("the controller was just started")
     assert "no service has an x-serve block" in shown(tables.status(document(), NOTHING, 80), 80)
+
+
+def test_what_fires_is_one_line() -> None:
+    def firing(count: int) -> str:
+        alerts = [
+            AlertDocument("ErrorRate", f"web-{number}", "critical", "", "", "", AT, ("1",) if number else (), {})
+            for number in range(count)
+        ]
+        return shown(tables.status(document(row()), NOTHING, 400, alerts * 2), 400).splitlines()[0]
+
+    assert firing(2) == "alerts that fire: ErrorRate of web-0, ErrorRate of web-1 (silenced)"
+    assert firing(10).endswith("ErrorRate of web-7 (silenced) and 2 more")
+    assert "alerts" not in firing(0)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ async def checked(response: ClientResponse, operation: str) -> Any:
 
 ROLES = {
     **dict.fromkeys(("targets", "healthz", "metrics"), None),
-    **dict.fromkeys(("scale", "operate"), "scale"),
+    **dict.fromkeys(("scale", "operate", "silence", "end_silence"), "scale"),
     **dict.fromkeys(("deploy", "rollback", "abort", "promote", "restart"), "deploy"),
     **dict.fromkeys(("backup", "restore", "make_key", "revoke_key", "gpu"), "admin"),
     **dict.fromkeys(("drain_node", "activate_node", "label_node"), "admin"),
@@ -80,7 +80,7 @@ async def test_real_answers_have_its_shapes(control: Control) -> None:
     async with serving(control, Gatekeeper((), lambda: frozenset({"127.0.0.1"}))) as client:
         await control.settled("web", 2)
         await control.settled("ranker", 1)
-        for name in ("services", "plan", "routes", "events", "targets", "traffic", "caller"):
+        for name in ("services", "plan", "routes", "events", "targets", "traffic", "alerts", "caller"):
             assert await checked(await client.get(f"/api/v1/{name}"), name)
         assert await checked(await client.get("/api/v1/services/web"), "service")
         for name in ("logs", "revisions"):

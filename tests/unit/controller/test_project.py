@@ -23,6 +23,7 @@ import yaml
 
 from controller.errors import InvalidRequest
 from controller.files.parse import parse
+from controller.settings import ALERT_RECEIVERS
 from controller.tool.project import choices, commands, handover, new, ports, project, stack_files
 from controller.tool.project.env_file import EnvFile
 from controller.tool.project.project import NoProject, Project
@@ -374,6 +375,32 @@ def compose() -> Callable[..., str]:
         return subprocess.run(command, cwd=directory, env=clean, capture_output=True, text=True, check=True).stdout
 
     return run
+
+
+def test_alertmanager_is_the_name_of_a_service_of_the_stack_only_where_alerts_are_sent(shop: Project) -> None:
+    (shop.root / "compose.yaml").write_text("services: {alertmanager: {image: a}, web: {x-serve: {}}}")
+    project.check(shop, ["compose.yaml"], {"PIERHEAD_ALERT_MAIL": ""})
+    for receiver in ALERT_RECEIVERS:
+        with pytest.raises(InvalidRequest, match=r"services\.alertmanager: the stack has a service of this name"):
+            project.check(shop, ["compose.yaml"], {receiver: "x"})
+
+
+def test_compose_adds_alertmanager_of_the_stacks_copy(shop: Project, compose: Callable[..., str]) -> None:
+    (shop.root / "compose.yaml").write_text(WEB)
+    settled(shop)
+    env = shop.env_file()
+    env.set("COMPOSE_FILE", f"compose.yaml:.pierhead/acme.yaml:{stack_files.ALERTS_FILE}")
+    env.set("PIERHEAD_ALERT_MAIL", "ops@shop.example")
+    env.save()
+    assert project.own_files(shop, {}) == ["compose.yaml"]
+    services = yaml.safe_load(compose(shop.root, "config"))["services"]
+    assert {"web", "controller", "haproxy", "prometheus", "acme", "alertmanager"} == set(services)
+    asked = services["alertmanager"]
+    assert asked["build"]["context"] == f"{shop.root}/.pierhead/dashboards/alertmanager"
+    assert (shop.root / ".pierhead/dashboards/alertmanager/entrypoint.sh").stat().st_mode & 0o111
+    assert (asked["environment"]["COMPOSE_PROJECT_NAME"], asked.get("ports")) == ("myshop", None)
+    for name in ("alertmanager", "controller"):
+        assert services[name]["environment"]["PIERHEAD_ALERT_MAIL"] == "ops@shop.example"
 
 
 @pytest.mark.parametrize("file", ["stack.yaml", "swarm.yaml", "tls.yaml", "acme.yaml"])

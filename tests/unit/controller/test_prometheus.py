@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from controller.errors import PrometheusError
 from controller.model.spec import PrometheusPolicy
-from controller.observe.prometheus import Prometheus, Series, number_in
+from controller.observe.prometheus import AlertRule, FiringAlert, Prometheus, Series, number_in
 
 POLICY = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=2.0)
 
@@ -126,3 +126,34 @@ async def test_series_of_a_range() -> None:
             assert await prometheus.series("up", 10.0, 40.5, 5.0) == [Series({"service": "web"}, [(10, 1), (20, 0.5)])]
         finally:
             await prometheus.close()
+
+
+async def test_the_rules_of_alerts_and_what_fires() -> None:
+    alert = {
+        "labels": {"service": "web"},
+        "annotations": {"summary": "x"},
+        "activeAt": "1970-01-01T00:00:10.123456789Z",
+    }
+    alerts = [{**alert, "state": "firing"}, {**alert, "state": "pending"}]
+    rules = [
+        {"type": "alerting", "name": "ErrorRate", "alerts": alerts},
+        {"type": "alerting", "name": "NodeLost", "alerts": []},
+        {"type": "recording", "name": "job:x"},
+    ]
+    body = {"status": "success", "data": {"groups": [{"rules": rules}]}}
+
+    async def handler(request: web.Request) -> web.Response:
+        assert dict(request.query) == {"type": "alert"}
+        return web.json_response(body)
+
+    app = web.Application()
+    app.router.add_get("/api/v1/rules", handler)
+    async with TestServer(app) as server:
+        prometheus = Prometheus(f"http://127.0.0.1:{server.port}")
+        errors, lost = await prometheus.rules()
+        assert (errors.name, lost) == ("ErrorRate", AlertRule("NodeLost", []))
+        assert errors.firing == [FiringAlert({"service": "web"}, {"summary": "x"}, 10.123456)]
+        rules[1]["alerts"] = [{"state": "firing"}]
+        with pytest.raises(PrometheusError, match="answers 200, but not as Prometheus does"):
+            await prometheus.rules()
+        await prometheus.close()

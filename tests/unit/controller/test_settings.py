@@ -167,3 +167,32 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_CLIENT_CONNECTIONS: expected an integer between 0 and 100000, found '-1'",
         "PIERHEAD_HTTPS_PORT: expected a port between 1 and 65535, found '70000'",
     ]
+
+
+def test_where_alerts_go(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
+    assert not Settings.from_env(env | {"PIERHEAD_ALERT_SMTP": "nonsense", "PIERHEAD_ALERT_MAIL": ""}).sends_alerts
+    mail = {"PIERHEAD_ALERT_MAIL": "ops@a.example, b@a.example", "PIERHEAD_ALERT_SMTP": "smtp:25"}
+    for more in (
+        {},
+        {"PIERHEAD_ALERT_REPEAT": "30m", "PIERHEAD_ALERT_SMTP_TLS": "off", "PIERHEAD_ALERT_FROM": "a@b.c"},
+    ):
+        assert Settings.from_env(env | mail | more).sends_alerts
+    for name in ("PIERHEAD_ALERT_WEBHOOK", "PIERHEAD_ALERT_SLACK"):
+        assert Settings.from_env(env | {name: "https://chat.example/hooks/secret"}).sends_alerts
+        with pytest.raises(SettingsError) as failed:
+            Settings.from_env(env | {name: "chat.example/hooks/secret"})
+        assert str(failed.value) == f"{name}: expected an address such as https://chat.example/hooks/..."
+    wrong = {
+        "PIERHEAD_ALERT_SMTP: PIERHEAD_ALERT_MAIL needs the mail server": {"PIERHEAD_ALERT_SMTP": ""},
+        "PIERHEAD_ALERT_SMTP: expected host:port, such as": {"PIERHEAD_ALERT_SMTP": "smtp.a.example"},
+        "PIERHEAD_ALERT_MAIL: expected email addresses, separated by commas, found 'b'": {
+            "PIERHEAD_ALERT_MAIL": "a@b.c,b"
+        },
+        "PIERHEAD_ALERT_FROM: expected an email address": {"PIERHEAD_ALERT_FROM": "ops"},
+        "PIERHEAD_ALERT_REPEAT: expected a duration such as 30m, 2h or 1d": {"PIERHEAD_ALERT_REPEAT": "4 hours"},
+        "PIERHEAD_ALERT_SMTP_TLS: expected one of ON, OFF": {"PIERHEAD_ALERT_SMTP_TLS": "maybe"},
+    }
+    for words, change in wrong.items():
+        with pytest.raises(SettingsError, match=f"^{words}"):
+            Settings.from_env(env | mail | change)

@@ -371,6 +371,40 @@ def test_an_acme_server_comes_to_port_80(tmp_path: Path, closed: Mapping[str, st
     assert "warning: an ACME server asks at port 80 of each name, and HTTP listens at " in "\n".join(user.warnings)
 
 
+ALERTS = {"PIERHEAD_ALERT_WEBHOOK": "https://pager.example/hook"}
+
+
+@pytest.mark.parametrize(
+    ("root", "named", "files"),
+    [
+        (ROOT, "compose/compose.yaml:b.yaml", "compose/compose.yaml:b.yaml:compose/alerts.yaml"),
+        (ROOT, "compose/compose.yaml:compose/alerts.yaml:b.yaml", "compose/compose.yaml:compose/alerts.yaml:b.yaml"),
+        (Path("/nowhere"), "a.yaml:.pierhead/stack.yaml", "a.yaml:.pierhead/stack.yaml:.pierhead/alerts.yaml"),
+    ],
+)
+def test_a_receiver_adds_the_file_of_alertmanager(root: Path, named: str, files: str) -> None:
+    stack = User(variables={**ALERTS, "COMPOSE_FILE": named}, root=root).stack
+    assert stack.files == files
+    assert "alertmanager" in stack.own_services
+    assert User(variables={**ALERTS, "COMPOSE_FILE": files}, root=root).stack.files == files
+    assert User(variables={"PIERHEAD_ALERT_SMTP": "a:25", "COMPOSE_FILE": named}, root=root).stack.files == named
+
+
+def test_alerts_are_not_sent_on_a_swarm(tmp_path: Path) -> None:
+    user = User(variables={**ALERTS, "PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose.yaml"}, root=tmp_path)
+    assert user.is_refused().startswith(
+        "PIERHEAD_ALERT_WEBHOOK, PIERHEAD_ALERT_SLACK, PIERHEAD_ALERT_MAIL: alerts are sent by stacks of one machine"
+    )
+    assert user.calls(CHANGES) == []
+
+
+def test_what_is_left_of_alertmanager_is_removed() -> None:
+    for variables, is_removed in (({}, True), (ALERTS, False)):
+        user = User({"-alertmanager-1": "1a2b pierhead/alertmanager:0.1\n"}, variables=variables)
+        user.types_up()
+        assert bool(user.calls("rm --force 1a2b")) is is_removed, variables
+
+
 def test_what_is_left_of_acme_is_removed_and_a_service_of_that_name_is_not() -> None:
     cases: list[tuple[Mapping[str, str], str, bool]]
     cases = [({}, "pierhead/acme:0.1", True), ({}, "mine", False), (ACME, "pierhead/acme:0.1", False)]

@@ -30,6 +30,9 @@ HAPROXY = {
 }
 """The part of HAProxy's exporter that we use; test_dashboards.py asks the real one for them."""
 
+ALERTMANAGER = {"alertmanager_notification_requests_failed_total"}
+"""The part of Alertmanager's metrics that we use; tests/contract/test_alertmanager.py asks a real one for it."""
+
 TRITON = {
     "nv_gpu_utilization",
     "nv_inference_compute_infer_duration_us",
@@ -81,4 +84,6 @@ def vllm() -> set[str]:
 
 def everything() -> set[str]:
     """All of them."""
-    return HAPROXY | PROMETHEUS | TRITON | runtime() | controller() | llm_gateway() | llm_server() | vllm()
+    return (
+        HAPROXY | PROMETHEUS | ALERTMANAGER | TRITON | runtime() | controller() | llm_gateway() | llm_server() | vllm()
+    )
