@@ -146,6 +146,8 @@ class Settings:
     """Replicas run on the nodes of the Swarm that this machine manages (PIERHEAD_ENGINE=swarm); otherwise here."""
     webhook: str = ""
     """Where events that failed or warn are sent (PIERHEAD_WEBHOOK); "" = nowhere."""
+    grafana_port: int | None = None
+    """Of Grafana on the machine (PIERHEAD_GRAFANA_PORT); None = COMPOSE_PROFILES does not ask for it."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 
@@ -187,6 +189,7 @@ class Settings:
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
             webhook=reader.webhook(),
+            grafana_port=reader.grafana(),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
@@ -242,6 +245,11 @@ class _EnvironmentReader:
         if not is_address:
             self.problems.append("PIERHEAD_WEBHOOK: expected an address such as https://chat.example/hooks/...")
         return value
+
+    def grafana(self) -> int | None:
+        profiles = (self._env.get("PIERHEAD_PROFILES") or "").split(",")
+        port = self.integer("PIERHEAD_GRAFANA_PORT", 1, 65535, 3000, "a port")
+        return port if "grafana" in profiles else None
 
     def hosts(self, name: str) -> frozenset[str]:
         value = self.matching(name, HOSTS, "names of hosts without ports, separated by commas", "")

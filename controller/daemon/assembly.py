@@ -45,6 +45,7 @@ from .backup import BackupCommands
 from .boundaries import Boundaries
 from .callers import Gatekeeper
 from .commands import Commands
+from .edge_calls import PLAIN, EdgeAddress
 from .keys import MOST_KEYS, MOST_KEYS_OF_NODES, KeyCommands
 from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup
@@ -82,6 +83,10 @@ class World:
     """Ends this controller."""
     send: Send | None = None
     """Sends a message to the operator's webhook; None = there is none."""
+    edge: EdgeAddress = PLAIN
+    """Where operators' requests are tried."""
+    grafana_port: int | None = None
+    """Of the machine; None = there is no Grafana."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class Controller:
     key_uses: KeyUses
     webhook: Webhook | None
     series: AskSeries
+    edge: EdgeAddress
+    grafana_port: int | None
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -141,6 +148,8 @@ class Controller:
             self.executor,
             gatekeeper,
             self.series,
+            self.edge,
+            self.grafana_port,
             self.clock,
             self.wall,
         )
@@ -273,6 +282,8 @@ def assemble(
         key_uses=key_uses,
         webhook=webhook,
         series=world.series,
+        edge=world.edge,
+        grafana_port=world.grafana_port,
         clock=clock,
         wall=wall,
     )

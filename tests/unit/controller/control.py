@@ -12,6 +12,7 @@ from typing import Any, Self
 from controller.daemon.assembly import Controller, World, assemble
 from controller.daemon.boundaries import Boundaries
 from controller.daemon.callers import Gatekeeper
+from controller.daemon.edge_calls import PLAIN, EdgeAddress
 from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
@@ -167,6 +168,8 @@ class Control:
     public_keys: PemWatch | None = None
     query: Query = no_prometheus
     series: AskSeries = no_series
+    edge: EdgeAddress = PLAIN
+    grafana_port: int | None = None
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
@@ -319,6 +322,8 @@ class Control:
                     operate=operate,
                     ask_contract=self.ask_contract,
                     end=self.has_ended.set,
+                    edge=self.edge,
+                    grafana_port=self.grafana_port,
                 )
                 self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)
                 self.controller.start(tasks.create_task)
