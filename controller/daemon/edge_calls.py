@@ -158,8 +158,9 @@ class EdgeCalls:
         async with grpc.aio.insecure_channel(self._address.grpc, options=options) as channel:
             call = channel.unary_stream(wanted.path)  # on the wire a single reply is a stream of one
             replies = call(message, timeout=wanted.timeout_s, metadata=tuple({**given, **chosen}.items()))
-            metadata = await replies.initial_metadata()
-            yield answer.head("", [(str(name), str(value)) for name, value in metadata or ()])
+            metadata = await replies.initial_metadata() or ()
+            if metadata or not replies.done():  # done, and nothing came: no connection
+                yield answer.head("", [(str(name), str(value)) for name, value in metadata])
             async for reply in replies:
                 yield answer.piece(f"{form.reply(reply)}\n".encode())
                 if answer.problem:
