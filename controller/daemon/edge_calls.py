@@ -50,7 +50,7 @@ class EdgeAddress:
 PLAIN, OVER_TLS = EdgeAddress(), EdgeAddress("https://haproxy:8443", "")
 
 
-class _Answer:
+class _Received:
     """What is known of an answer so far."""
 
     def __init__(self, request_id: str) -> None:
@@ -103,7 +103,7 @@ class EdgeCalls:
     async def _parts(
         self, spec: ServiceSpec, wanted: Try, rpc: tuple[RpcForm, bytes] | None
     ) -> AsyncGenerator[TryPart]:
-        answer, ended = _Answer(str(uuid.uuid4())), f"it had not ended after {wanted.timeout_s:g} s"
+        answer, ended = _Received(str(uuid.uuid4())), f"it had not ended after {wanted.timeout_s:g} s"
         self._running += 1
         try:
             yield TryPart(answer.request_id)
@@ -123,7 +123,7 @@ class EdgeCalls:
             self._running -= 1
         yield answer.end()
 
-    async def _http(self, spec: ServiceSpec, wanted: Try, answer: _Answer) -> AsyncGenerator[TryPart]:
+    async def _http(self, spec: ServiceSpec, wanted: Try, answer: _Received) -> AsyncGenerator[TryPart]:
         headers = CIMultiDict({"Accept": "*/*", "Accept-Encoding": "identity", **_authorization(wanted)})
         if wanted.body:
             headers["Content-Type"] = "application/json"
@@ -150,7 +150,7 @@ class EdgeCalls:
                     return
 
     async def _rpc(
-        self, spec: ServiceSpec, wanted: Try, form: RpcForm, message: bytes, answer: _Answer
+        self, spec: ServiceSpec, wanted: Try, form: RpcForm, message: bytes, answer: _Received
     ) -> AsyncGenerator[TryPart]:
         chosen = {"application": spec.application or spec.name, "x-request-id": answer.request_id}
         given = {name.lower(): value for name, value in {**_authorization(wanted), **wanted.headers}.items()}

@@ -134,7 +134,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     match request.path.rpartition("/")[2]:
         case "openapi.json":
             body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Buy"}}}}
-            buy = {"type": "object", "properties": {"user": {"type": "integer"}, "note": {"default": HOSTILE}}}
+            buy = {"type": "object", "properties": {"user": {"type": "integer"}, "note": {"default": "a gift"}}}
             paths = {"/web/buy": {"post": {"requestBody": body}}}
             return web.json_response({"paths": paths, "components": {"schemas": {"Buy": buy}}})
         case "buy":
