@@ -55,7 +55,7 @@ function useRolloutEvents(row) {
 function Line({ events, isOver }) {
   const first = events[0].at;
   const last = isOver ? events.at(-1).last_at : Date.now() / 1000;
-  const place = (at) => `${(1 + (98 * (at - first)) / Math.max(last - first, 1)).toFixed(2)}%`;
+  const place = (at) => `${(3 + (94 * (at - first)) / Math.max(last - first, 1)).toFixed(2)}%`;
   return html`
     <dl class="phases">
       ${PHASES.map(([phase, kinds]) => {
