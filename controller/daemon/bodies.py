@@ -220,7 +220,7 @@ def _whole(document: Mapping[str, Any], key: str, most: int = MOST_COUNTED) -> i
     return number
 
 
-def _bounded(timeout_s: object, least: float, most: float) -> None:
+def _bounded(timeout_s: float, least: float, most: float) -> None:
     """Raise InvalidRequest for what is no number of seconds in these bounds."""
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not is_number or not least <= timeout_s <= most:

@@ -84,7 +84,7 @@ class EdgeCalls:
         self._closing = closing
         self._running = 0
 
-    def begin(self, spec: ServiceSpec, wanted: Try, contract: bytes) -> AsyncGenerator[TryPart]:
+    def begin(self, spec: ServiceSpec, wanted: Try, contract: bytes) -> AsyncGenerator[TryPart, None]:
         """A call to a service, which is sent when its parts are asked for. `contract`: a replica's, b"" = none.
 
         Raises InvalidRequest for what is no path or method of this service, TooMany.
@@ -102,7 +102,7 @@ class EdgeCalls:
 
     async def _parts(
         self, spec: ServiceSpec, wanted: Try, rpc: tuple[RpcForm, bytes] | None
-    ) -> AsyncGenerator[TryPart]:
+    ) -> AsyncGenerator[TryPart, None]:
         answer, ended = _Received(str(uuid.uuid4())), f"it had not ended after {wanted.timeout_s:g} s"
         self._running += 1
         try:
@@ -123,7 +123,7 @@ class EdgeCalls:
             self._running -= 1
         yield answer.end()
 
-    async def _http(self, spec: ServiceSpec, wanted: Try, answer: _Received) -> AsyncGenerator[TryPart]:
+    async def _http(self, spec: ServiceSpec, wanted: Try, answer: _Received) -> AsyncGenerator[TryPart, None]:
         headers = CIMultiDict({"Accept": "*/*", "Accept-Encoding": "identity", **_authorization(wanted)})
         if wanted.body:
             headers["Content-Type"] = "application/json"
@@ -151,7 +151,7 @@ class EdgeCalls:
 
     async def _rpc(
         self, spec: ServiceSpec, wanted: Try, form: RpcForm, message: bytes, answer: _Received
-    ) -> AsyncGenerator[TryPart]:
+    ) -> AsyncGenerator[TryPart, None]:
         chosen = {"application": spec.application or spec.name, "x-request-id": answer.request_id}
         given = {name.lower(): value for name, value in {**_authorization(wanted), **wanted.headers}.items()}
         options = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", MOST_BYTES))
@@ -167,7 +167,7 @@ class EdgeCalls:
                     return
             answer.status = (await replies.code()).name
 
-    async def stream(self, request: web.Request, parts: AsyncGenerator[TryPart]) -> web.StreamResponse:
+    async def stream(self, request: web.Request, parts: AsyncGenerator[TryPart, None]) -> web.StreamResponse:
         """Answer with the parts of a call, until it ends, the page goes, or the controller ends."""
         response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(request)

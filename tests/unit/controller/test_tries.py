@@ -21,7 +21,6 @@ from controller.daemon.bodies import LONGEST_TRY, MOST_HEADERS, try_in
 from controller.daemon.callers import Gatekeeper
 from controller.daemon.edge_calls import EdgeAddress, EdgeCalls
 from controller.errors import InvalidRequest, TooMany
-from controller.model.spec import ServiceSpec
 from controller.status.records.changes import Try
 from tests.harness.applications import contract
 from tests.harness.waiting import PATIENCE_S
@@ -273,7 +272,7 @@ async def test_a_reader_may_not_and_who_may_scale_may(control: Control) -> None:
 async def grpc_edge(reply: Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Any]) -> AsyncIterator[str]:
     """HAProxy's port of gRPC, with one method."""
 
-    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    class Handler(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
             known = details.method == "/shop.Ranker/rank"
             return grpc.unary_unary_rpc_method_handler(reply) if known else None
@@ -332,17 +331,13 @@ async def test_over_tls_the_page_says_which_client_to_use() -> None:
 
 async def test_so_many_at_a_time_and_a_place_that_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_calls, "MOST_CALLS", 1)
-    calls, spec = EdgeCalls(EdgeAddress("http://127.0.0.1:1"), asyncio.Event()), ServiceSpec(**vars_of(SHOP))
-    first = calls.begin(spec, Try("/shop"), b"")
+    calls = EdgeCalls(EdgeAddress("http://127.0.0.1:1"), asyncio.Event())
+    first = calls.begin(SHOP, Try("/shop"), b"")
     await anext(first)
     with pytest.raises(TooMany):
-        calls.begin(spec, Try("/shop"), b"")
+        calls.begin(SHOP, Try("/shop"), b"")
     await first.aclose()
-    assert [part async for part in calls.begin(spec, Try("/shop"), b"")][-1].end
-
-
-def vars_of(spec: ServiceSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.__slots__}
+    assert [part async for part in calls.begin(SHOP, Try("/shop"), b"")][-1].end
 
 
 async def test_the_logs_of_one_replica(control: Control) -> None:
