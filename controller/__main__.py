@@ -20,6 +20,7 @@ from .daemon import log, one_machine
 from .daemon.assembly import Controller, World, assemble
 from .daemon.boundaries import Boundaries
 from .daemon.down import is_going_down, remove_replicas
+from .daemon.edge_calls import OVER_TLS, PLAIN
 from .daemon.llm_replicas import operate
 from .daemon.webhook import HttpWebhook
 from .errors import BeginsAgain, ControllerError, EngineUnreachable, SettingsError
@@ -74,6 +75,8 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         ask_traces=probe.traces,
         end=stop.set,
         send=webhook,
+        edge=OVER_TLS if settings.has_tls else PLAIN,
+        grafana_port=settings.grafana_port,
     )
     try:
         await _serve(settings, world, stop)

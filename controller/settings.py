@@ -154,6 +154,8 @@ class Settings:
     """The stack has an Alertmanager: an ALERT_RECEIVERS is set."""
     webhook: str = ""
     """Where events that failed or warn are sent (PIERHEAD_WEBHOOK); "" = nowhere."""
+    grafana_port: int | None = None
+    """Of Grafana on the machine (PIERHEAD_GRAFANA_PORT); None = COMPOSE_PROFILES does not ask for it."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 
@@ -196,6 +198,7 @@ class Settings:
             on_swarm=on_swarm,
             sends_alerts=reader.alerts(),
             webhook=reader.address("PIERHEAD_WEBHOOK"),
+            grafana_port=reader.grafana(),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
@@ -271,6 +274,11 @@ class _EnvironmentReader:
         if not is_address:
             self.problems.append(f"{name}: expected an address such as https://chat.example/hooks/...")
         return value
+
+    def grafana(self) -> int | None:
+        profiles = (self._env.get("PIERHEAD_PROFILES") or "").split(",")
+        port = self.integer("PIERHEAD_GRAFANA_PORT", 1, 65535, 3000, "a port")
+        return port if "grafana" in profiles else None
 
     def hosts(self, name: str) -> frozenset[str]:
         value = self.matching(name, HOSTS, "names of hosts without ports, separated by commas", "")

@@ -22,6 +22,23 @@ export async function call(method, path, body) {
   return response.json();
 }
 
+// The parts of an answer, as they come. Raises ApiError; the signal ends it.
+export async function* stream(method, path, body, signal) {
+  const response = await request(method, path, body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let rest = ""; ; ) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const messages = (rest + value).split("\n\n");
+      rest = messages.pop();
+      for (const message of messages) if (message.startsWith("data: ")) yield JSON.parse(message.slice(6));
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
 async function request(method, path, body, signal) {
   const headers = {};
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;

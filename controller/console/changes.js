@@ -3,7 +3,7 @@
 
 import { html, useEffect, useState } from "./lib/preact.js";
 import { call } from "./api.js";
-import { Dialog, ROLES } from "./parts.js";
+import { Dialog, may } from "./parts.js";
 
 const TYPED_MS = 300;
 const path = (name, ...below) => ["/api/v1/services", encodeURIComponent(name), ...below].join("/");
@@ -20,8 +20,7 @@ const CHANGES = [
 export function Changes({ row, role }) {
   const [open, setOpen] = useState(null);
   const [said, setSaid] = useState("");
-  const may = (needed) => ROLES.indexOf(role) >= ROLES.indexOf(needed);
-  const shown = CHANGES.filter((change) => may(change.role) && (!change.isShown || change.isShown(row)));
+  const shown = CHANGES.filter((change) => may(role, change.role) && (!change.isShown || change.isShown(row)));
   if (!shown.length) return null;
   const close = (message = "") => {
     setOpen(null);

@@ -13,7 +13,7 @@ export function Logs({ service }) {
   const [replica, setReplica] = useState("");
   const [words, setWords] = useState("");
   const [isFollowed, setFollowed] = useState(true);
-  const { logs, problem } = useLogs(service, isFollowed);
+  const { logs, problem } = useLogs(service, replica, isFollowed);
   const box = useRef(null);
   const lines = logs
     .filter(({ name }) => !replica || name === replica)
@@ -27,29 +27,30 @@ export function Logs({ service }) {
   return html`
     <div class="row">
       <label>Replica <select value=${replica} onChange=${(event) => setReplica(event.target.value)}>
-        <option value="">all</option>${logs.map(({ name }) => html`<option>${name}</option>`)}
+        <option value="">all</option>${logs.map(({ name }) => html`<option value=${name}>${name}</option>`)}
       </select></label>
       <label>Filter <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>
       <label><input type="checkbox" checked=${isFollowed} onChange=${(event) => setFollowed(event.target.checked)} /> follow</label>
       ${problem && html`<span class="bad" role="status">${problem}</span>`}
     </div>
-    <pre class="text log" ref=${box} tabindex="0" aria-label=${`Logs of ${service}`}>${lines.map(({ name, line }) => html`
+    <pre class="text log" ref=${box} tabindex="0" role="region" aria-label=${`Logs of ${service}`}>${lines.map(({ name, line }) => html`
 <span class="quiet">${name.slice(-6)} </span>${readable(line)}${"\n"}`)}</pre>`;
 }
 
 // The first answer has the last lines of each replica, later ones what is new; OVERLAP_S is what `pierhead logs -f` has.
-function useLogs(service, isFollowed) {
-  const [found, setFound] = useState({ logs: [], at: 0, problem: "" });
+function useLogs(service, replica, isFollowed) {
+  const [found, setFound] = useState({ logs: [], at: 0, of: "", problem: "" });
   const at = useRef(0);
-  at.current = found.at;
+  at.current = found.of === replica ? found.at : 0; // another choice begins with the last lines
   const ask = () => {
     const after = at.current ? `&after=${Math.max(0, Math.floor(at.current - OVERLAP_S))}` : "";
-    const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}${after}`;
+    const only = replica ? `&replica=${encodeURIComponent(replica)}` : "";
+    const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}${after}${only}`;
     return call("GET", path).catch((error) => ({ problem: error.message }));
   };
   const take = ({ problem, replicas, at: now }) =>
-    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas), at: now, problem: "" }));
-  usePolling(ask, take, EVERY_MS, isFollowed, [service, isFollowed]);
+    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas), at: now, of: replica, problem: "" }));
+  usePolling(ask, take, EVERY_MS, isFollowed, [service, replica, isFollowed]);
   return found;
 }
 

@@ -8,6 +8,7 @@ const LOOKS = {
   quiet: ["ASLEEP", "info"],
 };
 export const ROLES = ["read", "scale", "deploy", "admin"];
+export const may = (role, needed) => ROLES.indexOf(role) >= ROLES.indexOf(needed);
 
 export function lookOf(state) {
   return Object.keys(LOOKS).find((look) => LOOKS[look].includes(state)) ?? "bad";

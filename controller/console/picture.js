@@ -99,7 +99,7 @@ function Arrows({ rows }) {
     const draw = () => setLines(linesIn(picture, rows));
     draw();
     const observer = new ResizeObserver(draw);
-    observer.observe(picture);
+    for (const each of [picture, ...picture.querySelectorAll(".card")]) observer.observe(each);
     return () => observer.disconnect();
   }, [rows.map((row) => `${row.name}>${row.calls}${isOpen(row)}`).join()]);
   return html`

@@ -3,24 +3,39 @@
 import { html } from "./lib/preact.js";
 import { Changes } from "./changes.js";
 import { EventList } from "./events.js";
+import { Model } from "./llm.js";
 import { Logs } from "./logs.js";
 import { Replicas, State } from "./parts.js";
-import { Plots } from "./plots.js";
+import { Plots, TRAFFIC } from "./plots.js";
+import { Rollout } from "./rollout.js";
+import { Try } from "./try.js";
 import { age, count } from "./words.js";
 
 export function ServicePage({ row, shown, traffic, caller }) {
+  const role = caller?.role ?? "read";
   const own = [...shown.events.values()].filter((event) => event.service === row.name);
   return html`
     <h1>${row.name} <${State} state=${row.state} /></h1>
     <p><${Replicas} row=${row} /> ${row.ready} ready, ${row.wanted} wanted: ${row.who_decides}</p>
     <${Why} row=${row} />
-    <${Changes} row=${row} role=${caller?.role ?? "read"} />
+    <${Changes} row=${row} role=${role} />
     <${Rollout} row=${row} />
-    <${Plots} name=${row.name} traffic=${traffic.services[row.name]} at=${traffic.at} step=${traffic.step_s} />
+    <${Plots} name=${row.name} title="Traffic of the last 15 minutes" plots=${TRAFFIC} values=${traffic.services[row.name]} at=${traffic.at} step=${traffic.step_s} />
+    <${Grafana} row=${row} port=${shown.stack.grafana_port} />
+    ${row.models.length > 0 && html`<${Model} row=${row} shown=${shown} traffic=${traffic} role=${role} />`}
+    <${Try} row=${row} role=${role} />
     <${ReplicaTable} row=${row} />
     <section class="panel"><h2>Logs</h2><${Logs} service=${row.name} /></section>
     <section class="panel"><h2>Events</h2><${EventList} events=${own} /></section>
     <${Facts} row=${row} />`;
+}
+
+// Grafana has the same numbers, for longer; it is published on the machine alone, as this page is.
+function Grafana({ row, port }) {
+  if (!port) return null;
+  const page = row.models.length ? "pierhead-llm" : "pierhead-overview";
+  const address = `http://${location.hostname}:${port}/d/${page}?var-service=${encodeURIComponent(row.name)}`;
+  return html`<p><a href=${address} target="_blank" rel="noreferrer">More in Grafana</a></p>`;
 }
 
 function Why({ row }) {
@@ -37,21 +52,6 @@ function Why({ row }) {
       ${row.failure && html`
         <p>${row.failure.count} replicas failed in a row, the last one ${age(row.failure.last_at)} ago:</p>
         <pre tabindex="0" class="text">${row.failure.detail}</pre>`}
-    </section>`;
-}
-
-function Rollout({ row }) {
-  const { rollout, rejected } = row;
-  if (!rollout && !rejected) return null;
-  return html`
-    <section class="panel">
-      <h2>Rollout</h2>
-      ${rollout && html`
-        <p><${State} state="UPDATING" /> ${rollout.from ?? "nothing"} to ${rollout.to}: ${rollout.progress}</p>
-        <p>${rollout.message} Begun ${age(rollout.begun_at)} ago, in this phase for ${age(rollout.since)}: ${rollout.cause}</p>
-        <progress max=${rollout.wanted || 1} value=${rollout.ready}></progress>`}
-      ${rejected && html`<p class="bad">${rejected.version} does not run: ${rejected.reason}</p>`}
-      ${row.changes.length > 0 && html`<pre tabindex="0" class="text">${row.changes.join("\n")}</pre>`}
     </section>`;
 }
 

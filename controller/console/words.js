@@ -24,6 +24,10 @@ export function count(value) {
   return value == null ? "-" : Math.round(value).toLocaleString("en");
 }
 
+export function share(value) {
+  return value == null ? "-" : `${Math.round(100 * value)} %`;
+}
+
 export function clock(unix) {
   const at = new Date(unix * 1000);
   const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString()} `;

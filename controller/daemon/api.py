@@ -26,12 +26,14 @@ from ..desired.targets import rehearsed
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
-from ..model.spec import MOST_REPLICAS
+from ..model.spec import MOST_REPLICAS, ServiceSpec
 from ..model.text import one_line, whole_number
+from ..model.world import ReplicaContainer
 from ..observe.traces import ReplicaTraces
 from ..plan import plan
 from ..status import documents, openapi
 from ..status.live import EVENTS, LiveParts, SentPart
+from ..status.methods import methods
 from ..status.openapi import ApiCall, Query, whole_query
 from ..status.publisher import Publisher
 from ..status.records import answers, changes
@@ -48,6 +50,7 @@ from .apply import Executor
 from .callers import Gatekeeper
 from .commands import Commands
 from .console import add_page, page
+from .edge_calls import EdgeAddress, EdgeCalls
 from .live import Live
 
 logger = logging.getLogger(__name__)
@@ -82,14 +85,17 @@ class Api:
     _gatekeeper: Gatekeeper
     _ask_series: AskSeries
     _replica_traces: ReplicaTraces
+    _edge: EdgeAddress
+    _grafana_port: int | None
     _clock: Callable[[], float]
     _wall: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._closing = asyncio.Event()
-        self._live_parts = LiveParts()
+        self._live_parts = LiveParts(self._grafana_port)
         self._traffic = TrafficReader(self._ask_series, self._wall)
         self._live = Live(self._parts, self._closing)
+        self._edge_calls = EdgeCalls(self._edge, self._closing)
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -131,7 +137,7 @@ class Api:
         if not is_read:
             self._commands.backups.refuse_late_changes()
         response = await handler(request)
-        if role != "read" and response.status < 400 and call is not CALLS["restore"]:
+        if role != "read" and response.status < 400 and not (call and call.notes_itself):
             await self._note_request(request)
         return response
 
@@ -237,6 +243,29 @@ class Api:
         name = request.match_info["name"]
         return changes.Operated(name, wanted.operation, await self._commands.operate(name, wanted))
 
+    async def contract(self, request: web.Request) -> answers.ClientContract:
+        """How clients call a service at HAProxy."""
+        spec = self._spec(request)
+        found = methods(self._told_contract(spec.name), spec.grpc_services)
+        return answers.ClientContract(spec.name, spec.host, spec.auth, found)
+
+    async def try_service(self, request: web.Request, wanted: changes.Try) -> web.StreamResponse:
+        """Send one request to HAProxy, as a client does, and pass on the answer as it comes."""
+        spec = self._spec(request)
+        parts = self._edge_calls.begin(spec, wanted, self._told_contract(spec.name))
+        path = one_line(wanted.path.partition("?")[0])[:MOST_OF_BODY]  # a query may have secrets
+        self._events.record("asked", f"{_who_asks(request)}: try {wanted.method} {path}", service=spec.name)
+        return await self._edge_calls.stream(request, parts)
+
+    def _spec(self, request: web.Request) -> ServiceSpec:
+        name = request.match_info["name"]
+        return self._specs.known(name).services[name]
+
+    def _told_contract(self, service: str) -> bytes:
+        """What a replica tells of its contract, the newest; b"" = none does."""
+        replicas = self._publisher.view.observed.containers_of(service)
+        return next((one.contract for one in sorted(replicas, key=_newest_first) if one.contract), b"")
+
     async def gpu(self, request: web.Request, wanted: changes.Mark) -> changes.Marked:
         """Mark a GPU as not to be used, or remove its mark."""
         uuid, fault = request.match_info["uuid"], wanted.fault
@@ -300,7 +329,7 @@ class Api:
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
         tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._wall()
-        texts = await self._commands.logs(name, tail, after)
+        texts = await self._commands.logs(name, tail, after, request.query.get("replica"))
         replicas = tuple(documents.replica_log(replica, text) for replica, text in texts.items())
         return answers.Logs(name, at, replicas)
 
@@ -480,6 +509,10 @@ def kinds_in(text: str | None) -> frozenset[str] | None:
     return kinds
 
 
+def _newest_first(replica: ReplicaContainer) -> float:
+    return -replica.created_at
+
+
 def _call_of(request: web.Request) -> ApiCall | None:
     """The call that a request is; None where there is none at its path, or not by its method."""
     return CALLS.get(request.match_info.handler.__name__)
@@ -538,6 +571,7 @@ _PLAN_FORMAT = Query("format", "text: what `make plan` prints.", {"enum": ["json
 _LOG_QUERY = (
     whole_query("tail", "Lines of each replica.", 1, MOST_LINES, 100),
     whole_query("after", "Only lines later than this unix time.", 0),
+    Query("replica", "Only this replica's."),
 )
 _EVENT_QUERY = (
     whole_query("since", "Only events with a higher number.", 0),
@@ -571,6 +605,11 @@ LISTED: Final = (
         "POST", "/api/v1/services/{name}/operations", "scale",
         Api.operate, changes.Operated, bodies.operation_in, is_done=True,
     ),
+    ApiCall("GET", "/api/v1/services/{name}/contract", "read", Api.contract, answers.ClientContract),
+    ApiCall(
+        "POST", "/api/v1/services/{name}/try", "scale", Api.try_service, answers.TryPart, bodies.try_in,
+        is_done=True, is_stream=True, notes_itself=True, longest_body=3 * 1024 * 1024,
+    ),
     ApiCall("POST", "/api/v1/deploy", "deploy", Api.deploy, changes.Deployed, bodies.deployment_in),
     ApiCall("PUT", "/api/v1/gpus/{uuid}", "admin", Api.gpu, changes.Marked, bodies.mark_in),
     ApiCall("GET", "/api/v1/nodes", "read", Api.nodes, Nodes),
@@ -586,7 +625,7 @@ LISTED: Final = (
     ApiCall("GET", "/api/v1/backup", "admin", Api.backup, answers.Backup),
     ApiCall(
         "POST", "/api/v1/restore", "admin", Api.restore, changes.Restored, bodies.restore_in,
-        is_done=True, longest_body=64 * 1024 * 1024,
+        is_done=True, notes_itself=True, longest_body=64 * 1024 * 1024,
     ),
     ApiCall("GET", "/api/v1/plan", "read", Api.plan, answers.PlanDocument, query=(_PLAN_FORMAT, _REHEARSAL)),
     ApiCall("GET", "/api/v1/routes", "read", Api.routes, answers.Routes),

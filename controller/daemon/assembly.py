@@ -48,6 +48,7 @@ from .backup import BackupCommands
 from .boundaries import Boundaries
 from .callers import Gatekeeper
 from .commands import Commands
+from .edge_calls import PLAIN, EdgeAddress
 from .keys import MOST_KEYS, MOST_KEYS_OF_NODES, KeyCommands
 from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup
@@ -91,6 +92,10 @@ class World:
     """Ends this controller."""
     send: Send | None = None
     """Sends a message to the operator's webhook; None = there is none."""
+    edge: EdgeAddress = PLAIN
+    """Where operators' requests are tried."""
+    grafana_port: int | None = None
+    """Of the machine; None = there is no Grafana."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,8 @@ class Controller:
     webhook: Webhook | None
     series: AskSeries
     traces: ReplicaTraces
+    edge: EdgeAddress
+    grafana_port: int | None
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -152,6 +159,8 @@ class Controller:
             gatekeeper,
             self.series,
             self.traces,
+            self.edge,
+            self.grafana_port,
             self.clock,
             self.wall,
         )
@@ -286,6 +295,8 @@ def assemble(
         webhook=webhook,
         series=world.series,
         traces=ReplicaTraces(prober, world.ask_traces),
+        edge=world.edge,
+        grafana_port=world.grafana_port,
         clock=clock,
         wall=wall,
     )

@@ -5,9 +5,11 @@ expected and what was found. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args
+from urllib.parse import unquote
 
 from ..errors import InvalidRequest
 from ..model.keys import MODEL, NAME
@@ -24,6 +26,17 @@ MOST_COUNTED = 1_000_000_000
 MOST_DAYS = 36_500
 MOST_SILENCE_S = 366 * 86_400
 LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
+LONGEST_TRY, LONGEST_TRY_S = 1024 * 1024, 600
+MOST_HEADERS, LONGEST_VALUE = 50, 8000
+_PATH = re.compile(r"/[!\"$-~]{0,8000}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_VALUE = re.compile(rf"[\t -~]{{0,{LONGEST_VALUE}}}")
+_OF_THE_EDGE = re.compile(
+    r"host|connection|content-length|transfer-encoding|te|trailer|upgrade|keep-alive|expect|proxy-.*|grpc-.*|.*-bin"
+    r"|forwarded|x[-_](forwarded|real)[-_].*",
+    re.IGNORECASE,
+)
+"""Headers that say where a request goes, how it travels, or, where the controller is a trusted proxy, who sends it."""
 
 
 def scale_in(body: bytes) -> changes.Scale:
@@ -68,11 +81,42 @@ def operation_in(body: bytes) -> changes.Operate:
         raise InvalidRequest(f"level: expected with sleep alone, found it with {wanted.operation}")
     if not isinstance(level, int) or isinstance(level, bool) or level not in (1, 2):
         raise InvalidRequest(f"level: expected 1 or 2, found {_shown(level)}")
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not LEAST_OPERATION_S <= timeout_s <= LONGEST_OPERATION_S:
-        bounds = f"from {LEAST_OPERATION_S} to {LONGEST_OPERATION_S}"
-        raise InvalidRequest(f"timeout_s: expected a number {bounds}, found {_shown(timeout_s)}")
+    _bounded(timeout_s, LEAST_OPERATION_S, LONGEST_OPERATION_S)
     return wanted
+
+
+def try_in(body: bytes) -> changes.Try:
+    """Read {"method": "POST", "path": "/shop/buy", "body": "{}"}. No error shows the key, or a value of a header."""
+    example = '{"method": "POST", "path": "/shop/buy", "headers": {}, "body": "{}", "key": "", "timeout_s": 60}'
+    try:
+        document = _document(body, example, *(each.name for each in fields(changes.Try)), is_required=True)
+    except InvalidRequest:
+        raise InvalidRequest(f"body: expected {example} and nothing else") from None
+    wanted, known = changes.Try(**{"path": None, **document}), get_args(changes.TryMethod)
+    if wanted.method not in known:
+        raise InvalidRequest(f"method: expected one of {', '.join(known)}, found {_shown(wanted.method)}")
+    if not isinstance(wanted.path, str) or not _PATH.fullmatch(wanted.path) or _leaves(wanted.path):
+        raise InvalidRequest(
+            f"path: expected one such as /shop/buy?x=1, percent-encoded, without . and .., found {_shown(wanted.path)}"
+        )
+    if not isinstance(wanted.headers, dict) or len(wanted.headers) > MOST_HEADERS:
+        raise InvalidRequest(f"headers: expected at most {MOST_HEADERS} names, each with a text")
+    for name, value in wanted.headers.items():
+        if not _HEADER.fullmatch(name) or _OF_THE_EDGE.fullmatch(name):
+            raise InvalidRequest(f"headers: expected names that a client chooses freely, found {_shown(name)}")
+        if not isinstance(value, str) or not _VALUE.fullmatch(value):
+            raise InvalidRequest(f"headers.{name}: expected one line of ASCII, at most {LONGEST_VALUE} characters long")
+    if not isinstance(wanted.key, str) or not _VALUE.fullmatch(wanted.key):
+        raise InvalidRequest(f"key: expected one line of ASCII, at most {LONGEST_VALUE} characters long")
+    if not isinstance(wanted.body, str) or len(wanted.body.encode(errors="replace")) > LONGEST_TRY:
+        raise InvalidRequest(f"body: expected a text of at most {LONGEST_TRY} bytes")
+    _bounded(wanted.timeout_s, LEAST_OPERATION_S, LONGEST_TRY_S)
+    return wanted
+
+
+def _leaves(path: str) -> bool:
+    """Whether a part of a path is `.` or `..`, by which HAProxy and a service may understand another path."""
+    return any(part in (".", "..") for part in re.split(r"[/\\]", unquote(path.partition("?")[0])))
 
 
 def key_in(body: bytes) -> changes.MakeKey:
@@ -194,6 +238,13 @@ def _whole(document: Mapping[str, Any], key: str, most: int = MOST_COUNTED) -> i
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
         raise InvalidRequest(f"{key}: expected a whole number up to {most}, or 0 for no limit, found {_shown(number)}")
     return number
+
+
+def _bounded(timeout_s: float, least: float, most: float) -> None:
+    """Raise InvalidRequest for what is no number of seconds in these bounds."""
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not least <= timeout_s <= most:
+        raise InvalidRequest(f"timeout_s: expected a number from {least} to {most}, found {_shown(timeout_s)}")
 
 
 def _flag(document: Mapping[str, Any], key: str) -> bool:

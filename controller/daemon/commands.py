@@ -226,8 +226,11 @@ class Commands:
 
     # ----------------------------------------------------------------------------------------------------------- logs
 
-    async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
-        """Return the last `tail` lines of each replica, with their times, by its name; `after`: since that unix time.
+    async def logs(
+        self, service: str, tail: int, after: float | None = None, replica: str | None = None
+    ) -> Mapping[str, str]:
+        """Return the last `tail` lines of each replica, with their times, by its name; `after`: since that unix time;
+        `replica`: only of this one.
 
         Raises UnknownService, EngineError.
         """
@@ -237,6 +240,7 @@ class Commands:
                 self._specs.known(service)
             except UnknownService as error:
                 raise UnknownService(f"{error}. Of any other service: docker compose logs {service}") from None
+        mine = tuple(one for one in mine if replica in (None, one.name))
         texts = await asyncio.gather(*(self._engine.logs(one.id, tail, after, timed=True) for one in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ ALIVE_S = 15.0
 """After this time without a change a comment is sent, which fails where the page has gone."""
 WRITE_S = 30.0
 """A page that reads nothing for this long is disconnected."""
+STREAM_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _ALIVE = ": nothing has changed\n\n"
 
 
@@ -37,9 +39,7 @@ class Live:
         """Send one page what it shows, until it goes or the controller ends. Raises TooMany."""
         if self._watching >= MOST:
             raise TooMany(f"{MOST} pages watch this stack already; close one, and repeat")
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        )
+        response = web.StreamResponse(headers=STREAM_HEADERS)
         self._parts(asyncio.get_running_loop().time())  # what goes wrong here is answered as an error
         self._watching += 1
         try:

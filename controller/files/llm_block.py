@@ -32,6 +32,12 @@ def check_llm(path: str, block: ServeBlock, problems: Problems) -> None:
         )
 
 
+def model_names(llm: LLMConfig) -> tuple[str, ...]:
+    """What clients call the model, and each adapter that replicas load at first."""
+    model = llm.model_loading.model_id
+    return model, *(f"{model}:{adapter}" for adapter in (llm.lora.adapters if llm.lora else ()))
+
+
 def _check_server(path: str, llm: LLMConfig, problems: Problems) -> None:
     """The engine openai needs a server's address; the replica checks its other arguments."""
     if llm.engine != "openai":

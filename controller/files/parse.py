@@ -35,7 +35,7 @@ from .access_log import access_log, stack_access_log
 from .definition import ADMIN_PORT, definition_hash, managed_environment
 from .dialect import Dialect
 from .gpus import gpu_request
-from .llm_block import check_llm, llm_gpus
+from .llm_block import check_llm, llm_gpus, model_names
 from .problems import Problems, ServiceSource, at
 from .serve_block import SERVICE_NAME, parse_block, parse_policy, user_config_text
 from .shared_memory import SharedMemoryLimits, check_memory_limit, shared_memory, stack_size, with_memory_sockets
@@ -258,6 +258,7 @@ def _service(
         gpu=gpu,
         yields=yields,
         has_socket=sockets.listens,
+        models=model_names(block.llm) if block.llm else (),
         managed=block.is_managed,
         has_build=source.definition.get("build") is not None,
         container=container,

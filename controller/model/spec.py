@@ -278,6 +278,8 @@ class ServiceSpec:
     """None = no other service takes its GPUs."""
     has_socket: bool = False
     """Whether its replicas take requests at Unix sockets (`unix_address`), too."""
+    models: tuple[str, ...] = ()
+    """Of a language model: its name, and `name:adapter` for each adapter that its replicas load at first."""
     managed: bool = True
     """True when the image is built on our runtime, which has an admin port and reads our environment."""
     has_build: bool = False

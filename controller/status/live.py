@@ -41,7 +41,8 @@ class SentPart:
 class LiveParts:
     """The parts as they are now. What has not changed keeps its text, which is made once for all pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, grafana_port: int | None = None) -> None:
+        self._grafana_port = grafana_port
         self._view: View | None = None
         self._rows: Mapping[str, PartValue] = {}
         self._parts: Mapping[str, SentPart] = {}
@@ -52,7 +53,7 @@ class LiveParts:
             self._view = view
             # The time of the look changes with each look.
             rows = {f"service/{row.name}": replace(row, at=0.0) for row in view.services}
-            self._rows = {"stack": _stack(view), **rows}
+            self._rows = {"stack": _stack(view, self._grafana_port), **rows}
         values: dict[str, PartValue] = {
             **self._rows,
             "plan": documents.plan_document(view, in_progress),
@@ -73,7 +74,7 @@ def changes(sent: Mapping[str, SentPart], now: Mapping[str, SentPart]) -> Iterat
     yield from (SentPart.of(name, None).text for name in sorted(gone))
 
 
-def _stack(view: View) -> StackPart:
+def _stack(view: View, grafana_port: int | None) -> StackPart:
     found = view.observed.machine
     machine = MachineDocument(found.cores, found.load, found.memory_bytes, found.free_bytes) if found else None
     return StackPart(
@@ -87,4 +88,5 @@ def _stack(view: View) -> StackPart:
         settled=view.desired is not None,
         engine_reachable=view.engine_reachable,
         haproxy_reachable=view.haproxy_reachable,
+        grafana_port=grafana_port,
     )

@@ -69,6 +69,8 @@ class ApiCall:
     """It is a change that is answered with 200, after it was carried out."""
     is_stream: bool = False
     """It is answered with server-sent events, each of which has an `answer`."""
+    notes_itself: bool = False
+    """Its event is no beginning of the body, or there is none."""
     longest_body: int | None = None
     """Bytes; None = as the API limits all bodies."""
 

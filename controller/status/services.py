@@ -210,6 +210,7 @@ def _row(material: _Material) -> Service:
         port=spec.port if spec else None,
         route=(spec.matched or None) if spec else None,
         grpc_services=tuple(spec.grpc_services) if spec else (),
+        models=spec.models if spec else (),
         version=rollout.version if rollout else None,
         offered=rollout.offered if rollout else None,
         stable=state.stable,

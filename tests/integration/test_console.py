@@ -5,8 +5,10 @@ The pictures that the docs show are made here: PIERHEAD_SCREENSHOTS names the di
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
+import json
 import os
 import re
 import tarfile
@@ -18,22 +20,26 @@ from typing import Any
 
 import docker
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import FloatRect, Locator, Page, Route, expect
 
 from controller.api_tokens import digest_of, read_tokens
 from controller.daemon.callers import Gatekeeper
+from controller.daemon.edge_calls import EdgeAddress
 from controller.model.machine import Machine
+from controller.model.spec import RolloutSpec
 from controller.observe.prober import Subject
 from controller.observe.prometheus import AlertRule, FiringAlert, Series
 from tests.fakes.fake_alertmanager import FakeAlertmanager
 from tests.fakes.fake_engine import Behaviour
+from tests.harness.applications import contract
 from tests.harness.chromium import driven, running
 from tests.harness.place import TAG
 from tests.harness.stack import EVIDENCE
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.controller.control import Control
+from tests.unit.controller.control import Control, version
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
@@ -42,6 +48,7 @@ expect.set_options(timeout=PATIENCE_S * 1000)  # a browser's first page may take
 CONTROLLER = f"pierhead/controller:{TAG}"
 PICTURES = Path(os.environ.get("PIERHEAD_SCREENSHOTS", EVIDENCE / "console"))
 DESK, PHONE = (1300, 900), (390, 844)
+LONG: FloatRect = {"x": 0, "y": 0, "width": 1285, "height": 1500}
 FIRST_PICTURE_BYTES = 300_000
 TOKENS = read_tokens("secret", f"viewer:read:{digest_of('v')}")
 ERRORS = {"alertname": "ErrorRate", "service": "web", "severity": "critical"}
@@ -84,10 +91,19 @@ async def traffic(query: str, start: float, end: float, step_s: float) -> Sequen
     """A steady rate that rises a little, for every service."""
     times = [start + step_s * number for number in range(round((end - start) / step_s) + 1)]
     factors = {"rate": 1.0, "errors": 0.0, "p50_s": 1e-4, "p99_s": 1e-3, "ongoing": 0.1, "queued": 0.05, "edge": 1.0}
+    of_model = {
+        "tokens": 2.0,
+        "first_p50_s": 1e-3,
+        "first_p99_s": 4e-3,
+        "running": 0.1,
+        "waiting": 0.02,
+        "kv_use": 4e-3,
+    }
+    of = {"web": factors, "ranker": factors, "chat": factors | of_model}
     return [
         Series({"service": name, "what": what}, [(at, factor * (40 + number)) for number, at in enumerate(times)])
-        for name in ("web", "ranker")
-        for what, factor in factors.items()
+        for name, its_factors in of.items()
+        for what, factor in its_factors.items()
     ]
 
 
@@ -129,8 +145,13 @@ async def kept_traces(control: Control, subject: Subject) -> Sequence[Any]:
 @pytest.fixture
 def control(tmp_path: Path) -> Control:
     control = Control.of(
-        tmp_path, service("web", callees=("ranker", "chat")), gpu_service("ranker"), gpu_service("chat", replicas=1)
+        tmp_path,
+        service("web", callees=("ranker", "chat")),
+        gpu_service("ranker", grpc_services=("shop.Ranker",)),
+        gpu_service("chat", replicas=1, models=("smollm2", "smollm2:legal")),
     )
+    control.contracts[version(control, control.source.services["ranker"])] = contract(service="ranker")
+    control.grafana_port = 3000
     control.engine.gpus = gpus(4)
     control.engine.machine = Machine(16, 64 << 30, 41 << 30, 100_000, 900, load=3.4)
     control.engine.behaviours["web"] = Behaviour(output=f"one\n{HOSTILE}\n\x1b[2Jthree\n")
@@ -150,6 +171,56 @@ async def console(control: Control, gatekeeper: Gatekeeper | None = None) -> Asy
         TestServer(controller.api(keeper).application()) as server,
     ):
         yield f"http://127.0.0.1:{server.port}/"
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    """HAProxy, with a service that answers as its path says."""
+    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+    match request.path.rpartition("/")[2]:
+        case "openapi.json":
+            body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Buy"}}}}
+            buy = {"type": "object", "properties": {"user": {"type": "integer"}, "note": {"default": "a gift"}}}
+            paths = {"/web/buy": {"post": {"requestBody": body}}}
+            return web.json_response({"paths": paths, "components": {"schemas": {"Buy": buy}}})
+        case "buy":
+            sent = await request.json()
+            return web.json_response({"sold": sent, "key": request.headers.get("Authorization")})
+        case "broken":
+            return web.Response(status=500, text=f"{HOSTILE}\x1b[31m</pre>", headers={"X-Odd": "<b>"})
+        case "large":
+            return web.Response(body=b"0123456789" * 1024 * 1024)
+        case "completions" if request.headers.get("Authorization") != "Bearer sk-mine":
+            error = {"error": {"code": "invalid_api_key", "message": "This service needs a key."}}
+            return web.json_response(error, status=401)
+        case "completions":
+            await response.prepare(request)
+            for word in ("The ", "pier ", HOSTILE):
+                delta = {"choices": [{"index": 0, "delta": {"content": word}}]}
+                await response.write(f"data: {json.dumps(delta)}\n\n".encode())
+            await response.write(b"data: [DONE]\n\n")
+        case "endless":
+            await response.prepare(request)
+            try:
+                while request.transport is not None:
+                    await response.write(b"on and on\n")
+                    await asyncio.sleep(0.05)
+            finally:
+                ENDED.set()
+    return response
+
+
+ENDED = asyncio.Event()
+
+
+@contextlib.asynccontextmanager
+async def trying(control: Control, gatekeeper: Gatekeeper | None = None) -> AsyncIterator[str]:
+    """As `console`, and HAProxy answers."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as edge:
+        control.edge = EdgeAddress(f"http://127.0.0.1:{edge.port}", "127.0.0.1:1")
+        async with console(control, gatekeeper) as address:
+            yield address
 
 
 @contextlib.asynccontextmanager
@@ -185,7 +256,7 @@ async def test_the_picture_and_what_changes_in_it(control: Control, chromium: st
         await expect(web).to_contain_text("2/2 ready")
         await expect(web).to_contain_text("req/s")
         await expect(page.locator("a.card", has_text="chat")).to_contain_text("0/1 ready")
-        await expect(page.locator(".arrows path.line")).to_have_count(3)
+        await expect(page.locator(".arrows path.line")).to_have_count(4)
         await expect(page.locator("table")).to_contain_text("p-ranker-")
         assert 100_000 < sum(sizes) < FIRST_PICTURE_BYTES
         control.source.edit(*(one for one in control.source.services.values() if one.name != "chat"))
@@ -338,15 +409,184 @@ async def test_an_alert_is_shown_and_silenced(control: Control, chromium: str, l
         await expect(page.get_by_role("listitem")).to_have_count(0)
 
 
+async def send(page: Page, path: str, method: str = "GET") -> Locator:
+    """The panel with the answer to a request that is tried."""
+    panel = page.locator(".try")
+    await panel.get_by_label("Method").select_option(method)
+    await panel.get_by_label("Path").fill(path)
+    await panel.get_by_role("button", name="Send").click()
+    return panel
+
+
+async def test_a_request_is_tried_with_what_the_contract_says(control: Control, chromium: str, libraries: Path) -> None:
+    async with trying(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        panel = page.locator(".try")
+        await panel.get_by_role("button", name="Look for its routes").click()
+        await expect(panel.locator("datalist option")).to_have_count(1)
+        await panel.get_by_label("Key").fill("sk-mine")
+        await panel.get_by_label("Method").select_option("POST")
+        await panel.get_by_label("Path").fill("/web/buy")
+        await expect(panel.get_by_role("textbox", name="Body")).to_have_value(re.compile('"user": 1'))
+        await panel.get_by_role("button", name="Send").click()
+        await expect(panel.locator(".answer")).to_contain_text("200 OK")
+        await expect(panel.locator(".answer")).to_contain_text('"key": "Bearer sk-mine"')
+        await expect(panel.locator(".answer")).to_contain_text(re.compile("Request id [0-9a-f-]{36}"))
+        assert control.said("asked")[-1] == "this machine at 127.0.0.1: try POST /web/buy"
+        await page.reload()
+        await expect(panel.get_by_label("Key")).to_have_value("sk-mine")
+        await page.goto(f"{address}#/services/ranker")
+        await expect(panel.get_by_label("Method")).to_have_value("gRPC /shop.Ranker/rank")
+        await expect(panel.get_by_label("Message")).to_have_value(re.compile('"items": \\['))
+        await panel.get_by_role("button", name="Send").click()
+        await expect(panel.locator(".answer")).to_contain_text("UNAVAILABLE")
+
+
+async def test_what_a_service_answers_is_text_and_bounded(control: Control, chromium: str, libraries: Path) -> None:
+    async with trying(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        answered = (await send(page, "/web/broken")).locator(".answer")
+        await expect(answered).to_contain_text("500 Internal Server Error")
+        await expect(answered.get_by_role("region", name="Body")).to_contain_text(HOSTILE)
+        await expect(answered.locator("img, b")).to_have_count(0)
+        await send(page, "/web/large")
+        await expect(answered).to_contain_text("only the first 1 MiB of the body were read")
+        await expect(answered).to_contain_text("The first 195 KiB are shown.")
+        await send(page, "/web/../x")
+        await expect(answered).to_contain_text("path: expected one such as")
+        assert await page.title() != "1"
+
+
+async def test_an_endless_answer_is_shown_as_it_comes_and_stopped(
+    control: Control, chromium: str, libraries: Path
+) -> None:
+    async with trying(control) as address, seen(chromium, libraries) as page:
+        for stop in ("button", "page"):
+            ENDED.clear()
+            await page.goto(f"{address}#/services/web")
+            panel = await send(page, "/web/endless")
+            await expect(panel.get_by_role("region", name="Body")).to_contain_text("and on\non and")
+            assert not ENDED.is_set()
+            if stop == "button":
+                await panel.get_by_role("button", name="Stop").click()
+                await expect(panel.locator(".answer")).to_contain_text("stopped")
+            else:
+                await page.goto(f"{address}#/plan")
+            await asyncio.wait_for(ENDED.wait(), 20)
+
+
+async def test_a_model_answers_in_a_chat(control: Control, chromium: str, libraries: Path) -> None:
+    async with trying(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/chat")
+        await expect(page.get_by_text("smollm2:legal")).to_be_visible()
+        await page.get_by_label("Message").fill("What is it?")
+        await page.get_by_role("button", name="Ask").click()
+        await expect(page.get_by_text("401 Unauthorized This service needs a key.")).to_be_visible()
+        await page.get_by_label("Key").first.fill("sk-mine")
+        await page.get_by_label("Message").fill("And now?")
+        await page.get_by_role("button", name="Ask").click()
+        await expect(page.locator(".chat .assistant")).to_have_text(f"assistant The pier {HOSTILE}")
+        await expect(page.locator(".chat img")).to_have_count(0)
+
+
+async def test_a_rollout_is_a_line_in_time(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        others = [one for one in control.source.services.values() if one.name != "web"]
+        control.source.edit(service("web", callees=("ranker", "chat"), definition_hash="d2"), *others)
+        await expect(page.get_by_role("heading", name="Last rollout")).to_be_visible(timeout=20_000)
+        for phase in ("plan, shift", "start", "ready", "drain", "removed", "end"):
+            await expect(page.get_by_role("img", name=re.compile(f"^{phase}: [0-9]"))).to_be_visible()
+        await expect(page.get_by_role("link", name="More in Grafana")).to_have_attribute(
+            "href", re.compile(":3000/d/pierhead-overview[?]var-service=web$")
+        )
+
+
+async def test_a_service_with_a_hostile_name(control: Control, chromium: str, libraries: Path) -> None:
+    control.engine.add_image("image/<script>")
+    named = service("<script>", route="/odd", replicas=0)
+    control.source.edit(*control.source.services.values(), named)
+    async with trying(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/%3Cscript%3E")
+        await expect(page.locator("h1")).to_contain_text("<script>")
+        panel = await send(page, "/odd/broken")
+        await expect(panel.locator(".answer")).to_contain_text("500 Internal Server Error")
+        await expect(page.locator("main script")).to_have_count(0)
+
+
+async def test_arrows_follow_a_card_that_grows_in_a_short_column(
+    control: Control, chromium: str, libraries: Path
+) -> None:
+    async with console(control) as address, seen(chromium, libraries, inspected=True) as page:
+        await page.goto(address)
+        await expect(page.locator(".arrows path.line")).to_have_count(4)
+
+        async def grow(service: str, pixels: int) -> None:
+            box = f"document.querySelector('[data-box=\"service/{service}\"]')"
+            await page.evaluate(f"{box}.style.minHeight = '{pixels}px'")
+            await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+        await grow("web", 900)  # its column is the longest one now
+        arrow = page.locator(".arrows path.line").last
+        before = await arrow.get_attribute("d")
+        await grow("chat", 400)
+        await expect(arrow).not_to_have_attribute("d", before or "")
+
+
+async def test_one_replica_is_asked_for_its_logs_alone(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "/logs?" in request.url else None)
+        await page.goto(f"{address}#/services/web")
+        chosen = page.get_by_role("combobox", name="Replica")
+        await expect(chosen.locator("option")).to_have_count(3)
+        await chosen.select_option(index=1)
+        name = await chosen.input_value()
+        await expect(page.locator(".log")).to_contain_text(HOSTILE)
+        async with page.expect_request(
+            lambda request: request.url.endswith(f"&replica={name}") and "after" in request.url
+        ):
+            pass
+        assert [url for url in asked if "replica=" not in url]
+
+
+async def test_plots_take_the_colours_of_another_theme(control: Control, chromium: str, libraries: Path) -> None:
+    canvas = "document.querySelector('.plot canvas').getContext('2d')"
+    inked = f"[...{canvas}.getImageData(0, 0, 60, 60).data].reduce((a, b) => a + b)"
+    async with console(control) as address, seen(chromium, libraries, inspected=True) as page:
+        await page.goto(f"{address}#/services/web")
+        await expect(page.locator(".plot canvas").first).to_be_visible()
+        before = await page.evaluate(inked)
+        await page.get_by_label("Colours").select_option("dark")
+        await page.wait_for_function(f"{inked} !== {before}", timeout=3000)
+
+
 VIEWS = {
-    "stack": "",
-    "service": "services/web",
-    "traces": "traces",
-    "trace": f"traces/{TRACE}",
-    "events": "events",
-    "alerts": "alerts",
-    "plan": "plan",
-}
+    "stack": "", "service": "services/web", "try": "services/web", "grpc": "services/ranker", "model": "services/chat",
+    "traces": "traces", "trace": f"traces/{TRACE}", "events": "events", "alerts": "alerts", "plan": "plan",
+}  # fmt: skip
+
+
+async def filled(view: str, page: Page, control: Control) -> None:
+    """Have everything there that the view can show."""
+    if view == "service":
+        others = [one for one in control.source.services.values() if one.name != "web"]
+        rollout = RolloutSpec(bake_s=1.0)
+        control.source.edit(service("web", callees=("ranker", "chat"), definition_hash="d2", rollout=rollout), *others)
+        await expect(page.get_by_role("heading", name="Last rollout")).to_be_visible(timeout=30_000)
+    elif view == "try":
+        await page.get_by_role("button", name="Look for its routes").click()
+        panel = await send(page, "/web/buy", "POST")
+        await expect(panel.locator(".answer")).to_contain_text("sold")
+        await panel.locator(".answer summary").click()
+    elif view == "grpc":
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.locator(".answer")).to_contain_text("UNAVAILABLE")
+    elif view == "model":
+        await page.get_by_label("Key").fill("sk-mine")
+        await page.get_by_label("Message").fill("What is a pier?")
+        await page.get_by_role("button", name="Ask").click()
+        await expect(page.get_by_role("button", name="Begin again")).to_be_visible()
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -356,13 +596,18 @@ async def test_everybody_can_use_each_view(
 ) -> None:
     """By the rules of WCAG AA that axe checks; and nothing is wider than the screen."""
     control.rules, control.silencer = firing, FakeAlertmanager(control.wall)
-    async with console(control) as address, seen(chromium, libraries, size, scheme, inspected=True) as page:
+    async with trying(control) as address, seen(chromium, libraries, size, scheme, inspected=True) as page:
         await page.goto(f"{address}#/{VIEWS[view]}")
         await expect(page.locator("main h1")).to_be_attached()
-        if view == "service":
-            await expect(page.locator(".plot canvas")).to_have_count(3)
-        name = f"console-{view}{'-dark' if scheme == 'dark' else ''}{'-phone' if size == PHONE else ''}.png"
-        await page.screenshot(path=pictures / name, full_page=view == "service" and size == DESK)
+        if plots := {"service": 3, "try": 3, "grpc": 3, "model": 7}.get(view):
+            await expect(page.locator(".plot canvas")).to_have_count(plots)
+        await filled(view, page, control)
+        path = pictures / f"console-{view}{'-dark' if scheme == 'dark' else ''}{'-phone' if size == PHONE else ''}.png"
+        if view in ("try", "grpc"):
+            await page.locator(".try").screenshot(path=path)
+        else:
+            is_long = bool(plots) and size == DESK
+            await page.screenshot(path=path, full_page=is_long, clip=LONG if is_long else None)
         assert await page.evaluate("document.documentElement.scrollWidth") <= size[0]
         found = await Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
         assert [(one["id"], one["nodes"][0]["html"]) for one in found.response["violations"]] == []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ...api_tokens import Role
 from ...model.plan import PendingReplica
 from ...model.reports import EventOutcome
+from ...model.spec import Auth
 from ...model.world import Server
 from .document import Document
 from .services import GpuUse, NodeStatus, Service
@@ -210,6 +211,23 @@ class Backup(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class LLMTraffic(Document):
+    """A language model's numbers at each point in time, the newest last; null = not known."""
+
+    tokens: tuple[float | None, ...]
+    """Tokens per second that its engines generate."""
+    first_p50_s: tuple[float | None, ...]
+    """Half of the streams had their first token after at most so many seconds at the gateway."""
+    first_p99_s: tuple[float | None, ...]
+    running: tuple[float | None, ...]
+    """Requests that its engines generate for."""
+    waiting: tuple[float | None, ...]
+    """Requests that wait in its engines."""
+    kv_use: tuple[float | None, ...]
+    """Share of the key-value cache in use, 0 to 1, of the replica with the least free."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceTraffic(Document):
     """A service's requests at each point in time, the newest last; null = not known."""
 
@@ -226,6 +244,8 @@ class ServiceTraffic(Document):
     """Calls that wait in other services for one of its replicas."""
     edge: tuple[float | None, ...]
     """Requests per second that reach it through HAProxy."""
+    llm: LLMTraffic | None = None
+    """Left out: it is no language model, or its engines tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +355,8 @@ class StackPart(Document):
     settled: bool
     engine_reachable: bool | None
     haproxy_reachable: bool | None
+    grafana_port: int | None
+    """Of the machine; null = there is no Grafana."""
 
 
 PartValue: TypeAlias = StackPart | PlanDocument | Service | EventDocument
@@ -348,6 +370,65 @@ class LivePart(Document):
     """stack, plan, service/<name> or event/<number>."""
     value: PartValue | None
     """null: there is no such part any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodDocument(Document):
+    """A gRPC method that clients can call at HAProxy."""
+
+    path: str
+    """/shop.Ranker/rank"""
+    example: Mapping[str, Any]
+    """A message as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContract(Document):
+    """How clients call a service at HAProxy."""
+
+    service: str
+    host: str | None
+    """The name, or "*.name", that requests for its route are sent to; null = whatever name."""
+    auth: Auth
+    """key, jwt: HAProxy asks for a key of the stack, or for a token."""
+    methods: tuple[MethodDocument, ...]
+    """Those of its gRPC services that the contract of a replica has."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryHead(Document):
+    """The beginning of an answer."""
+
+    status: str
+    """"200 OK"; "" of gRPC, whose status comes at the end."""
+    headers: tuple[tuple[str, str], ...]
+    first_byte_s: float
+    """Seconds from the request to the answer's first byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryEnd(Document):
+    """The end of an answer."""
+
+    total_s: float
+    bytes: int
+    """Of the body, as far as it was read."""
+    status: str
+    """Of gRPC: "OK"; "" of HTTP."""
+    problem: str
+    """Why the answer is not whole; "" = it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryPart(Document):
+    """A part of an answer, as soon as it is there."""
+
+    request_id: str
+    """By which logs have the request."""
+    head: TryHead | None = None
+    text: str = ""
+    """The next piece of the body: what is not UTF-8 is shown as \ufffd."""
+    end: TryEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

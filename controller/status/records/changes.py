@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .answers import Backup, KeyDocument, SilenceDocument
@@ -96,6 +96,25 @@ class Operated(Document):
     service: str
     operation: LLMOperation
     replicas: tuple[ReplicaOperated, ...]
+
+
+TryMethod = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "gRPC"]
+
+
+@dataclass(frozen=True, slots=True)
+class Try(Document):
+    """One request to HAProxy, as a client sends it."""
+
+    path: str
+    """With the query, within the service's route; of gRPC "/shop.Ranker/rank"."""
+    method: TryMethod = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: str = field(default="", repr=False)
+    """Of gRPC the message, as JSON."""
+    key: str = field(default="", repr=False)
+    """A key or token of a client, which is sent as `Authorization: Bearer`. It is kept nowhere."""
+    timeout_s: float = 60.0
+    """0.1 to 600: how long the answer may take, its end included."""
 
 
 @dataclass(frozen=True, slots=True)

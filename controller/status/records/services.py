@@ -137,6 +137,8 @@ class Service(Document):
     port: int | None
     route: str | None
     grpc_services: tuple[str, ...]
+    models: tuple[str, ...]
+    """Of a language model: its name, and `name:adapter` for each adapter that its replicas load at first."""
     version: str | None
     """The version of new replicas."""
     offered: str | None

@@ -57,6 +57,7 @@ def row(name: str = "web", **changes: Any) -> Service:
         "port": 8080,
         "route": f"/{name}",
         "grpc_services": (),
+        "models": (),
         "in_flight": 0,
         "waiting": 0,
         "spec_replicas": 2,

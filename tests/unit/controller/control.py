@@ -13,6 +13,7 @@ from controller.daemon.alerts import AskRules
 from controller.daemon.assembly import Controller, World, assemble
 from controller.daemon.boundaries import Boundaries
 from controller.daemon.callers import Gatekeeper
+from controller.daemon.edge_calls import PLAIN, EdgeAddress
 from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
@@ -177,6 +178,8 @@ class Control:
     ask_traces: AskTraces = no_traces
     rules: AskRules = no_rules
     silencer: Silencer | None = None
+    edge: EdgeAddress = PLAIN
+    grafana_port: int | None = None
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
@@ -332,6 +335,8 @@ class Control:
                     ask_contract=self.ask_contract,
                     ask_traces=self.ask_traces,
                     end=self.has_ended.set,
+                    edge=self.edge,
+                    grafana_port=self.grafana_port,
                 )
                 self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)
                 self.controller.start(tasks.create_task)

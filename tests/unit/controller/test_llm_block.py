@@ -33,7 +33,7 @@ def test_a_replica_receives_the_whole_config_and_only_the_controller_sets_it() -
         stall_timeout_s=30,
         lora=Lora(dynamic_lora_loading_path="s3://bucket/adapters", max_num_adapters_per_replica=4, adapters=["fr"]),
     )
-    assert (spec.protocol, spec.gpu) == ("grpc", None)
+    assert (spec.protocol, spec.gpu, spec.models) == ("grpc", None, ("qwen", "qwen:fr"))
     told = problems({"llm": MODEL}, environment={"PIERHEAD_LLM_CONFIG": "{}"})
     assert told == ["services.ranker.environment.PIERHEAD_LLM_CONFIG: the controller sets this variable; remove it"]
 

@@ -47,7 +47,7 @@ async def checked(response: ClientResponse, operation: str) -> Any:
 
 ROLES = {
     **dict.fromkeys(("targets", "healthz", "metrics"), None),
-    **dict.fromkeys(("scale", "operate", "silence", "end_silence"), "scale"),
+    **dict.fromkeys(("scale", "operate", "try_service", "silence", "end_silence"), "scale"),
     **dict.fromkeys(("deploy", "rollback", "abort", "promote", "restart"), "deploy"),
     **dict.fromkeys(("backup", "restore", "make_key", "revoke_key", "gpu"), "admin"),
     **dict.fromkeys(("drain_node", "activate_node", "label_node"), "admin"),
@@ -83,7 +83,7 @@ async def test_real_answers_have_its_shapes(control: Control) -> None:
         for name in ("services", "plan", "routes", "events", "targets", "traffic", "alerts", "caller"):
             assert await checked(await client.get(f"/api/v1/{name}"), name)
         assert await checked(await client.get("/api/v1/services/web"), "service")
-        for name in ("logs", "revisions"):
+        for name in ("logs", "revisions", "contract"):
             assert await checked(await client.get(f"/api/v1/services/web/{name}"), name)
         assert (await checked(await client.get("/healthz"), "healthz"))["status"] == "ok"
         for path in ("services/nobody", "nowhere", "plan?format=xml"):

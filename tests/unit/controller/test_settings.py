@@ -53,6 +53,12 @@ def test_behind_trusted_proxies_websockets_of_an_address_are_those_of_many_clien
     assert found == [None, 0, 7], "by half of a service's places; no bound; what the operator says"
 
 
+def test_grafana_is_there_where_its_profile_is_asked_for(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path), "PIERHEAD_GRAFANA_PORT": "3001"}
+    found = {text: Settings.from_env(env | {"PIERHEAD_PROFILES": text}).grafana_port for text in ("", "a,grafana", "a")}
+    assert found == {"": None, "a,grafana": 3001, "a": None}
+
+
 def test_tls_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path), "PIERHEAD_TLS_DIR": "certs"}
     for text in ("", "off"):

@@ -41,6 +41,22 @@ async def test_points_have_their_places_and_gaps_are_null() -> None:
     assert web.rate == (None,) * 13
 
 
+async def test_a_language_model_has_numbers_of_its_own() -> None:
+    async def ask(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
+        assert query.count('"what", "tokens"') == 1
+        return [
+            series("web", "rate", (NOW, 1)),
+            series("chat", "tokens", (NOW, 93)),
+            series("chat", "kv_use", (NOW, 1)),
+        ]
+
+    traffic = await read(ask, 0, NOW)
+    assert traffic.services["web"].llm is None
+    chat = traffic.services["chat"].llm
+    assert chat is not None
+    assert (chat.tokens, chat.kv_use, chat.waiting, traffic.services["chat"].rate) == ((93,), (1,), (None,), (None,))
+
+
 async def test_a_day_has_as_many_points_as_a_picture_shows() -> None:
     async def ask(query: str, start: float, end: float, step_s: float) -> Sequence[Series]:
         assert (start, step_s, "[1920s]" in query) == (NOW - 86_400, 960.0, True)
