@@ -302,8 +302,8 @@ async def test_the_daemon_ends_after_its_answer_so_that_docker_starts_the_next_o
     control, stop, store = on_a_file, asyncio.Event(), StateStore(StateFile(tmp_path))
     local = Gatekeeper((), frozenset)
     parts = Boundaries(control.engine, control.router, control.source, store, control.clock, local)
-    tasks = control.ask, control.query, control.series, control.give, control.tell_to_sleep, operate
-    world = World("p", parts, *tasks, end=stop.set)
+    asked = {name: getattr(control, name) for name in ("ask", "query", "series", "rules", "give", "tell_to_sleep")}
+    world = World("p", parts, **asked, operate=operate, end=stop.set)
     settings = Settings("p", tmp_path, api_host="127.0.0.1", api_port=unused_port(), discovery_port=unused_port())
     daemon = asyncio.create_task(serve(settings, world, stop))
     await until(lambda: connects("127.0.0.1", settings.api_port))

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -153,7 +153,7 @@ async def test_the_rules_of_alerts_and_what_fires() -> None:
         errors, lost = await prometheus.rules()
         assert (errors.name, lost) == ("ErrorRate", AlertRule("NodeLost", []))
         assert errors.firing == [FiringAlert({"service": "web"}, {"summary": "x"}, 10.123456)]
-        rules[1]["alerts"] = [{"state": "firing"}]
+        cast("Any", rules[1])["alerts"] = [{"state": "firing"}]
         with pytest.raises(PrometheusError, match="answers 200, but not as Prometheus does"):
             await prometheus.rules()
         await prometheus.close()

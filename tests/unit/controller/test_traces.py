@@ -135,7 +135,8 @@ async def test_replicas_that_hang_are_silent(tmp_path: Path, monkeypatch: pytest
     control = Control.of(tmp_path, service("web"))
 
     async def hang(_: Subject) -> Sequence[Any] | None:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
+        return ()
 
     control.ask_traces = hang
     monkeypatch.setattr("controller.observe.traces.LONGEST_S", 0.05)

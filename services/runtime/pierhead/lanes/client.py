@@ -447,7 +447,7 @@ def _split(metadata: Iterable[Pair]) -> tuple[str, str, list[str], int]:
         else:
             rest.append(pair)
     if not rest:  # as nearly all calls have it
-        return request_id, traceparent, rest, 0
+        return request_id, traceparent, [], 0
     others = flatten(rest)
     return request_id, traceparent, others, size_of(others)
 
