@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import grpc
@@ -158,7 +159,7 @@ class EdgeCalls:
         given = {name.lower(): value for name, value in {**traced, **_authorization(wanted), **wanted.headers}.items()}
         options = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", MOST_BYTES))
         async with grpc.aio.insecure_channel(self._address.grpc, options=options) as channel:
-            call = channel.unary_stream(wanted.path)  # on the wire a single reply is a stream of one
+            call: Any = channel.unary_stream(wanted.path)  # on the wire a single reply is a stream of one
             replies = call(message, timeout=wanted.timeout_s, metadata=tuple({**given, **chosen}.items()))
             metadata = await replies.initial_metadata() or ()
             if metadata or not replies.done():  # done, and nothing came: no connection

@@ -74,7 +74,7 @@ async def test_a_request_reaches_the_edge_as_a_client_sends_it(control: Control)
 
     async with edge_of(control, answer) as client:
         headers = {"X-Mine": "a, b", "Content-Type": "application/x-mine"}
-        more = {"headers": headers, "body": '{"user": 3}', "key": KEY, "timeout_s": 5}
+        more: dict[str, Any] = {"headers": headers, "body": '{"user": 3}', "key": KEY, "timeout_s": 5}
         first, *parts = await parts_of(await tried(client, "/shop/b%20y?user=3&x=%2F", "POST", **more))
     assert (seen["method"], seen["path"], seen["body"]) == ("POST", "/shop/b%20y?user=3&x=%2F", '{"user": 3}')
     assert {name: seen["headers"][name] for name in headers} == headers
@@ -95,7 +95,7 @@ async def test_the_audit_has_who_tried_what_and_no_secret(control: Control, capl
         raise web.HTTPInternalServerError(text="<b>it broke</b>")
 
     async with edge_of(control, answer) as client:
-        more = {"headers": {"X-Mine": KEY}, "body": KEY, "key": KEY}
+        more: dict[str, Any] = {"headers": {"X-Mine": KEY}, "body": KEY, "key": KEY}
         parts = await parts_of(await tried(client, f"/shop/buy?token={KEY}", "POST", **more))
         assert (parts[1]["head"]["status"], joined(parts)) == ("500 Internal Server Error", "<b>it broke</b>")
         (asked,) = control.said("asked")
@@ -238,8 +238,8 @@ async def test_nothing_but_a_path_of_the_service_can_be_asked_for(control: Contr
         assert (await tried(client, "/shop", name="nobody")).status == 404
         assert "has no route" in (await error_of(await tried(client, "/shop", name="api")))[2]
         large = json.dumps({"path": "/shop", "body": "x" * (LONGEST_TRY + 1)}).encode()
-        for body, status in ((large, 400), (b" " * (4 << 20), 413)):
-            refused = await client.post("/api/v1/services/web/try", data=io.BytesIO(body), headers=JSON)
+        for sent, status in ((large, 400), (b" " * (4 << 20), 413)):
+            refused = await client.post("/api/v1/services/web/try", data=io.BytesIO(sent), headers=JSON)
             assert refused.status == status
     assert (asked, control.said("asked")) == ([], [])
 
@@ -304,7 +304,12 @@ async def test_a_method_of_a_contract_takes_json(control: Control) -> None:
         async with serving(control, ranker=1) as client:
             found = await (await client.get("/api/v1/services/ranker/contract")).json()
             assert found["methods"] == [{"path": "/shop.Ranker/rank", "example": {"user": 1, "items": [1]}}]
-            more = {"body": '{"user": 1, "items": [1, 2]}', "key": KEY, "headers": {"X-Mine": "1"}, "name": "ranker"}
+            more: dict[str, Any] = {
+                "body": '{"user": 1, "items": [1, 2]}',
+                "key": KEY,
+                "headers": {"X-Mine": "1"},
+                "name": "ranker",
+            }
             parts = await parts_of(await tried(client, "/shop.Ranker/rank", "gRPC", **more))
             assert json.loads(joined(parts)) == {"value": ["2", "1"]}
             assert (parts[-1]["end"]["status"], parts[-1]["end"]["problem"]) == ("OK", "")
