@@ -27,8 +27,8 @@ HOSTS = re.compile(r"\s*([A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*)?\s*")
 DOMAIN = re.compile(r"(?=.{4,253}\Z)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 EMAIL_OR_NONE = re.compile(rf"({EMAIL.pattern})?")
-DURATION = re.compile(r"[1-9][0-9]{0,5}[smhd]")
-DURATION_WORDS = "a duration such as 30m, 2h or 1d"
+REPEAT = re.compile(r"[1-5]d|([1-9][0-9]?|1[01][0-9]|120)h|[1-9][0-9]{0,3}m")
+REPEAT_WORDS = "a duration from 1m to 5d, such as 30m, 4h or 1d"
 HOST_AND_PORT = re.compile(r"([A-Za-z0-9.-]+:[0-9]{1,5})?")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
 WEBHOOK = re.compile(r"https?://[^\s/?#@]+(/\S*)?")
@@ -259,7 +259,7 @@ class _EnvironmentReader:
         self.matching("PIERHEAD_ALERT_FROM", EMAIL_OR_NONE, "an email address", "")
         self.matching(server, HOST_AND_PORT, "host:port, such as smtp.shop.example:587", "")
         self.choice("PIERHEAD_ALERT_SMTP_TLS", ("ON", "OFF"), "ON")
-        self.matching("PIERHEAD_ALERT_REPEAT", DURATION, DURATION_WORDS, "4h")
+        self.matching("PIERHEAD_ALERT_REPEAT", REPEAT, REPEAT_WORDS, "4h")
         return True
 
     def address(self, name: str) -> str:

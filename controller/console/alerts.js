@@ -19,9 +19,9 @@ export function useAlerts(isLive) {
 }
 
 // Of the title of the page, in the header: how many are not silenced.
-export function countOf({ alerts }) {
-  const loud = alerts.filter(({ silenced_by }) => !silenced_by.length).length;
-  return loud ? ` (${loud})` : "";
+export function countOf({ alerts, problem }) {
+  const unsilenced = alerts.filter(({ silenced_by }) => !silenced_by.length).length;
+  return unsilenced ? ` (${unsilenced})` : problem ? " (?)" : "";
 }
 
 export function Alerts({ found, role }) {
@@ -39,7 +39,7 @@ export function Alerts({ found, role }) {
   return html`
     <h1>Alerts</h1>
     ${found.problem && html`<p class="bad">${found.problem}</p>`}
-    ${!found.is_sent && html`<p class="quiet">They are sent to nobody: .env names no receiver (docs/how-to/alerts.md).</p>`}
+    ${!found.is_sent && html`<p class="quiet">They are sent to nobody: .env names no receiver, or this is a Swarm (docs/how-to/alerts.md).</p>`}
     <p role="status">${said}</p>
     ${found.alerts.map((alert) => html`
       <section class="panel" key=${JSON.stringify(alert.labels)}>
@@ -83,13 +83,13 @@ function SilenceDialog({ alert, close }) {
   const title = `Silence ${alert.name}${alert.service ? ` of ${alert.service}` : ""}`;
   const submit = (event) => {
     event.preventDefault();
-    const body = { alert: alert.name, for_s: forS, why, ...(alert.service && { service: alert.service }) };
+    const body = { service: alert.service, alert: alert.name, for_s: forS, why };
     call("POST", "/api/v1/silences", body).then(() => close(`${title}: done.`), (error) => setProblem(error.message));
   };
   return html`
     <${Dialog} title=${title} onClose=${() => close()}>
       <form onSubmit=${submit}>
-        <p>It is shown here all the same; nobody is sent it.</p>
+        <p>The alert stays on this page. No message is sent.</p>
         <label>For <select value=${forS} onChange=${(event) => setForS(Number(event.target.value))}>
           ${Object.entries(TIMES).map(([words, seconds]) => html`<option value=${seconds}>${words}</option>`)}
         </select></label>

@@ -42,7 +42,7 @@ function usePath() {
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return path.split("/").map(decoded);
+  return path.split("?")[0].split("/").map(decoded);
 }
 
 function decoded(text) {
@@ -87,7 +87,7 @@ function Page({ path, shown, traffic, alerts, caller }) {
   if (path[0] === "traces" && path[1]) return html`<${TraceView} key=${path[1]} id=${path[1]} />`;
   if (path[0] === "traces") return html`<${Traces} services=${[...shown.services.keys()]} />`;
   if (path[0] === "events") return html`<${Events} events=${shown.events} />`;
-  if (path[0].startsWith("alerts")) return html`<${Alerts} found=${alerts} role=${caller?.role ?? "read"} />`; // ?receiver=: a link in a mail
+  if (path[0] === "alerts") return html`<${Alerts} found=${alerts} role=${caller?.role ?? "read"} />`;
   if (path[0] === "plan") return html`<${Plan} plan=${shown.plan} />`;
   return html`<${Picture} shown=${shown} traffic=${traffic} />`;
 }

@@ -32,13 +32,13 @@ class AlertCommands:
         return (Target(("alertmanager:9093",), {"job": "alertmanager"}),) if self._silencer else ()
 
     async def firing(self) -> Alerts:
-        """What fires now, the newest first; without an answer of Prometheus, or of Alertmanager, it has the reason."""
+        """What fires now, the critical and the newest first, or why that is not known."""
         at, is_sent = self._wall(), self._silencer is not None
         try:
             rules = await self._rules()
         except PrometheusError as error:
             return Alerts(at, (), is_sent, str(error))
-        found = sorted((one for rule in rules for one in rule.firing), key=lambda one: one.since, reverse=True)
+        found = sorted((one for rule in rules for one in rule.firing), key=_urgency)
         silenced: SilencedAlerts = {}
         problem = ""
         try:
@@ -56,10 +56,10 @@ class AlertCommands:
         """Make a silence. Raises UnknownService, InvalidRequest (no such alert), PrometheusError, AlertmanagerError,
         NoAlertmanager.
         """
-        silencer = self._there()
-        if wanted.service:
+        silencer, rules = self._there(), await self._rules()
+        if wanted.service not in {"", *(one.labels.get(_SERVICE) for rule in rules for one in rule.firing)}:
             self._known(wanted.service)
-        if wanted.alert and wanted.alert not in (names := {rule.name for rule in await self._rules()}):
+        if wanted.alert and wanted.alert not in (names := {rule.name for rule in rules}):
             raise InvalidRequest(
                 f"alert: there is no alert {wanted.alert[:80]!r}; {did_you_mean(wanted.alert, names)}"
                 "docs/how-to/alerts.md lists them"
@@ -79,9 +79,13 @@ class AlertCommands:
         if self._silencer is None:
             raise NoAlertmanager(
                 "this stack sends no alerts, so there is nothing to silence: write where they go into .env, such as "
-                "PIERHEAD_ALERT_WEBHOOK=https://..., and type `pierhead up` (docs/how-to/alerts.md)"
+                "PIERHEAD_ALERT_WEBHOOK=https://..., and type `pierhead up` (docs/how-to/alerts.md; not on a Swarm)"
             )
         return self._silencer
+
+
+def _urgency(alert: FiringAlert) -> tuple[bool, float]:
+    return alert.labels.get("severity") != "critical", -alert.since
 
 
 def _document(alert: FiringAlert, silenced: SilencedAlerts) -> AlertDocument:

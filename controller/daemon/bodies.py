@@ -157,7 +157,7 @@ def silence_in(body: bytes) -> changes.MakeSilence:
     for_s = document.get("for_s")
     if not isinstance(for_s, int) or isinstance(for_s, bool) or not 1 <= for_s <= MOST_SILENCE_S:
         raise InvalidRequest(f"for_s: expected whole seconds from 1 to {MOST_SILENCE_S}, found {_shown(for_s)}")
-    return changes.MakeSilence(for_s, why, service, alert)
+    return changes.MakeSilence(service, alert, for_s, why)
 
 
 def restore_in(body: bytes) -> changes.Restore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ..model.text import one_line
 STACK_URL: Final = "http://alertmanager:9093"
 """Of the stack's own, on the controller's network."""
 WITHIN_S = 3.0
-MOST_BYTES = 16 * 1024 * 1024
+MOST_BYTES = 4 * 1024 * 1024
 """Of an answer: everybody on the network can make silences."""
 _ADVICE = "`pierhead logs alertmanager` says why"
 
@@ -93,9 +94,8 @@ class Alertmanager:
 
     async def end(self, identity: str) -> None:
         """See Silencer."""
-        if all(
-            one.id != identity for one in await self.silences()
-        ):  # versions answer differently to one that has ended
+        # Versions answer differently to one that has ended.
+        if all(one.id != identity for one in await self.silences()):
             raise InvalidRequest(f"there is no silence {identity[:80]!r}; `pierhead silence` lists them")
         await self._ask("DELETE", f"silence/{quote(identity, safe='')}")
 
@@ -118,7 +118,7 @@ class Alertmanager:
             said = one_line(read.decode(errors="replace"))[:300]
             raise AlertmanagerError(f"Alertmanager answers {response.status}: {said or 'nothing'}; {_ADVICE}")
         with _as_alertmanager_does():
-            return json.loads(read or b"null")
+            return await asyncio.to_thread(json.loads, bytes(read) or b"null")
 
 
 @contextlib.contextmanager

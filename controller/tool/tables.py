@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..model.world import Server
     from ..status.records.answers import (
         AlertDocument,
+        Alerts,
         Keys,
         Revisions,
         Route,
@@ -110,12 +111,12 @@ def headline(document: Services) -> Text:
     return Text(f"{document.project} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
 
 
-def status(
-    document: Services, traffic: Traffic, width: int, alerts: Sequence[AlertDocument] = ()
-) -> Iterator[RenderableType]:
+def status(document: Services, traffic: Traffic, width: int, alerts: Alerts | None = None) -> Iterator[RenderableType]:
     """Yield the page of `pierhead status`."""
     yield from complaints(document)
-    if said := list(dict.fromkeys(map(_firing, alerts))):
+    if alerts and alerts.problem and alerts.problem != traffic.problem:
+        yield Text(f"not all is known of alerts: {alerts.problem}", style="yellow")
+    if said := list(dict.fromkeys(map(_firing, alerts.alerts if alerts else ()))):
         more = f" and {len(said) - MOST_ALERTS} more" if len(said) > MOST_ALERTS else ""
         yield Text(f"alerts that fire: {', '.join(said[:MOST_ALERTS])}{more}", style="red")
     if traffic.problem:

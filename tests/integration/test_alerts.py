@@ -92,10 +92,10 @@ def test_an_alert_comes_to_the_webhook_and_the_mailbox_and_one_that_is_silenced_
         assert {one["groupLabels"].get("service") for one in receivers.told("CrashLoop")} == {"loud"}
         assert receivers.mailed("CrashLoop silenced") == []
 
-        shown = stack.pierhead("status").stdout
-        assert "CrashLoop of silenced (silenced)" in shown
-        assert "CrashLoop of loud" in shown
-        assert stack.pierhead("silence", "--end", silence["id"]).returncode == 0
+        wanted = ("CrashLoop of silenced (silenced)", "CrashLoop of loud")
+        eventually(lambda: all(words in stack.pierhead("status").stdout for words in wanted), "status has both")
+        end = ("silence", "--end", silence["id"])
+        eventually(lambda: stack.pierhead(*end).returncode == 0, "Alertmanager answers the command")
         eventually(lambda: not stack.alerts()["CrashLoop", "silenced"]["silenced_by"], "the silence has ended")
         asked = " ".join(stack.messages("asked"))
         assert "POST silences" in asked

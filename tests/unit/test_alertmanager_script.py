@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,7 +61,12 @@ def test_one_receiver_with_everything_that_is_named(tmp_path: Path) -> None:
     assert (webhook["url"], email["to"]) == (EVERYTHING["PIERHEAD_ALERT_WEBHOOK"], MAIL["PIERHEAD_ALERT_MAIL"])
     assert slack["api_url"] == EVERYTHING["PIERHEAD_ALERT_SLACK"]
     assert 'reReplaceAll "<" "&lt;"' in slack["text"]
-    assert email["headers"]["Subject"] == slack["title"] == 'shop: {{ template "__subject" . }}'
+    assert email["headers"]["Subject"] == 'shop: {{ template "__subject" . }}'
+    assert slack["title"] == slack["fallback"]
+    for member in ("title", "text"):  # what others may have written is no link, and calls nobody
+        assert slack[member].count('reReplaceAll "<" "&lt;"') == len(
+            re.findall(r"(Labels|Annotations)\.", slack[member])
+        )
     assert all(one["send_resolved"] for one in (webhook, slack, email))
 
 
@@ -71,6 +77,11 @@ def test_what_is_not_named_is_not_there_or_has_a_default(tmp_path: Path) -> None
     assert found["global"]["smtp_require_tls"] is False
     assert found["route"]["repeat_interval"] == "4h"
     assert written(tmp_path, {})["receivers"] == [{"name": "shop"}]
+
+
+def test_a_server_whose_connections_begin_with_tls_is_not_asked_for_starttls(tmp_path: Path) -> None:
+    found = written(tmp_path, MAIL | {"PIERHEAD_ALERT_SMTP": "smtp.shop.example:465"})
+    assert found["global"]["smtp_require_tls"] is False
 
 
 def test_the_file_is_for_its_user_alone_and_links_lead_to_the_console(tmp_path: Path) -> None:

@@ -192,10 +192,10 @@ class Revoked(Document):
 class MakeSilence(Document):
     """What not to send: an alert of a service, or all of one of them. One of both is needed."""
 
-    for_s: int
-    why: str
     service: str = ""
     alert: str = ""
+    for_s: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _make(service: str, alert: str, for_: str, why: str, *, as_json: bool) -> No
     if not why.strip():
         raise BadInput('--why: expected the reason, such as --why "a planned load test", found nothing')
     for_s = int(for_[:-1]) * _UNITS[for_[-1]]
-    made = connect().silence(MakeSilence(for_s, why, service, alert))
+    made = connect().silence(MakeSilence(service, alert, for_s, why))
     if as_json:
         out.print_json(made)
     else:

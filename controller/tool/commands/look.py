@@ -44,7 +44,7 @@ def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, outp
         _show(
             as_json,
             _with_traffic(document, traffic, alerts),
-            lambda width: tables.status(document, traffic, width, alerts.alerts),
+            lambda width: tables.status(document, traffic, width, alerts),
         )
     elif as_json:
         redraw.json_lines(lambda: _with_traffic(*look()), n, interval)
@@ -52,7 +52,7 @@ def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, outp
 
         def draw(width: int) -> redraw.Page:
             document, traffic, alerts = look()
-            return [tables.headline(document), *tables.status(document, traffic, width, alerts.alerts)]
+            return [tables.headline(document), *tables.status(document, traffic, width, alerts)]
 
         redraw.follow(draw, n, interval)
 
@@ -60,7 +60,8 @@ def status(watch: Watch = False, n: Count = None, interval: Interval = 2.0, outp
 def _with_traffic(document: Services, traffic: Traffic, alerts: Alerts) -> dict[str, object]:
     """The document, with the newest numbers of each service in its row, and what fires."""
     rows = [out.with_members(row, **out.with_members(traffic.latest(row.name))) for row in document.services]
-    return out.with_members(document, services=rows, traffic_problem=traffic.problem, alerts=alerts.alerts)
+    fires = {"alerts": alerts.alerts, "alerts_problem": alerts.problem}
+    return out.with_members(document, services=rows, traffic_problem=traffic.problem, **fires)
 
 
 def why(service: Service, output: Output = "text") -> None:

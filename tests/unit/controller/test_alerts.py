@@ -85,6 +85,20 @@ async def test_a_silence_needs_a_known_service_and_alert(control: Control, alert
         assert await alertmanager.silences() == []
 
 
+async def test_a_service_that_is_gone_can_be_silenced_while_an_alert_names_it(
+    control: Control, alertmanager: FakeAlertmanager
+) -> None:
+    async def gone() -> Sequence[AlertRule]:
+        return [AlertRule("ServiceWithoutReplica", [FiringAlert({"service": "gone"}, {}, 1.0)])]
+
+    control.rules = gone
+    async with serving(control, web=2) as client:
+        wanted = {"service": "gone", "for_s": 60, "why": "it was removed"}
+        assert (await client.post("/api/v1/silences", json=wanted)).status == 200
+        (made,) = await alertmanager.silences()
+        assert made.labels == {"service": "gone"}
+
+
 async def test_without_alertmanager_the_answer_says_what_to_write(control: Control) -> None:
     async with serving(control, web=2) as client:
         found = await checked(await client.get("/api/v1/alerts"), "alerts")
@@ -144,7 +158,7 @@ def test_a_silence_that_cannot_be(body: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{words}"):
         silence_in(body.encode())
     wanted = b'{"alert": "NodeLost", "for_s": 60, "why": "a\\nb"}'
-    assert silence_in(wanted) == MakeSilence(60, "a b", "", "NodeLost")
+    assert silence_in(wanted) == MakeSilence("", "NodeLost", 60, "a b")
 
 
 async def test_the_command(control: Control, alertmanager: FakeAlertmanager) -> None:

@@ -18,6 +18,7 @@ from controller.model.world import Server, ServerState
 from controller.status.reasons import explained
 from controller.status.records.answers import (
     AlertDocument,
+    Alerts,
     EventDocument,
     HAProxyProcess,
     PlanDocument,
@@ -150,11 +151,16 @@ def test_what_fires_is_one_line() -> None:
             AlertDocument("ErrorRate", f"web-{number}", "critical", "", "", "", AT, ("1",) if number else (), {})
             for number in range(count)
         ]
-        return shown(tables.status(document(row()), NOTHING, 400, alerts * 2), 400).splitlines()[0]
+        found = Alerts(AT, tuple(alerts * 2), True, "")
+        return shown(tables.status(document(row()), NOTHING, 400, found), 400).splitlines()[0]
 
     assert firing(2) == "alerts that fire: ErrorRate of web-0, ErrorRate of web-1 (silenced)"
     assert firing(10).endswith("ErrorRate of web-7 (silenced) and 2 more")
     assert "alerts" not in firing(0)
+    away = Alerts(AT, (), True, "Alertmanager is away")
+    assert shown(tables.status(document(row()), NOTHING, 400, away), 400).startswith(
+        "not all is known of alerts: Alertmanager is away\n"
+    )
 
 
 @pytest.mark.parametrize(
