@@ -23,15 +23,21 @@ _UNITS_S = (86_400, 3_600, 60, 1)
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "warning": "warning"}
 
 
+def duration_s(text: str) -> int | None:
+    """The seconds of "10m", "2h30m" or "90"; None for a text that is no duration."""
+    match = _DURATION.fullmatch(text) if len(text) < 20 else None
+    if match is None or not any(match.groups()):
+        return None
+    return sum(int(digits) * unit for digits, unit in zip(match.groups(), _UNITS_S, strict=True) if digits)
+
+
 def since_time(text: str, now: float) -> float:
     """Return the unix time of `--since`: "10m", "2h30m", "90" (seconds ago), or a local date and time. Times before
     1970 give 0.
 
     Raises BadInput.
     """
-    match = _DURATION.fullmatch(text) if len(text) < 20 else None
-    if match and any(match.groups()):
-        ago_s = sum(int(digits) * unit for digits, unit in zip(match.groups(), _UNITS_S, strict=True) if digits)
+    if (ago_s := duration_s(text)) is not None:
         return max(now - ago_s, 0.0)
     try:
         return max(datetime.fromisoformat(text).timestamp(), 0.0)

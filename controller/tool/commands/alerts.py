@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .. import completion, tables
+from .. import completion, feeds, tables
 from .. import output as out
 from ..errors import BadInput
 from .options import Output, connect
@@ -21,8 +21,6 @@ Alert = Annotated[str, typer.Option("--alert", metavar="NAME", help="this alert 
 For = Annotated[str, typer.Option("--for", metavar="TIME", help="how long: 30m, 2h, 1d")]
 Why = Annotated[str, typer.Option("--why", metavar="WORDS", help="for those who ask why no alert came")]
 End = Annotated[str, typer.Option("--end", metavar="ID", help="send alerts again that this silence holds back")]
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(app: typer.Typer) -> None:
@@ -69,14 +67,13 @@ def _list(*, as_json: bool) -> None:
 
 
 def _make(service: str, alert: str, for_: str, why: str, *, as_json: bool) -> None:
-    from ...settings import DURATION, DURATION_WORDS
     from ...status.records.changes import MakeSilence
 
-    if not DURATION.fullmatch(for_):
-        raise BadInput(f"--for: expected {DURATION_WORDS}, found {for_!r}")
+    for_s = feeds.duration_s(for_)
+    if not for_s:
+        raise BadInput(f"--for: expected a duration such as 30m, 2h or 1d, found {for_!r}")
     if not why.strip():
         raise BadInput('--why: expected the reason, such as --why "a planned load test", found nothing')
-    for_s = int(for_[:-1]) * _UNITS[for_[-1]]
     made = connect().silence(MakeSilence(service, alert, for_s, why))
     if as_json:
         out.print_json(made)
