@@ -276,9 +276,10 @@ class _EnvironmentReader:
         return value
 
     def grafana(self) -> int | None:
-        profiles = (self._env.get("PIERHEAD_PROFILES") or "").split(",")
-        port = self.integer("PIERHEAD_GRAFANA_PORT", 1, 65535, 3000, "a port")
-        return port if "grafana" in profiles else None
+        profiles = {each.strip() for each in (self._env.get("PIERHEAD_PROFILES") or "").split(",")}
+        if not profiles & {"grafana", "*"}:
+            return None
+        return self.integer("PIERHEAD_GRAFANA_PORT", 1, 65535, 3000, "a port")
 
     def hosts(self, name: str) -> frozenset[str]:
         value = self.matching(name, HOSTS, "names of hosts without ports, separated by commas", "")

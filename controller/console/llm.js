@@ -46,7 +46,8 @@ function Chat({ row, gateway }) {
   const [messages, setMessages] = useState([]);
   const [problem, setProblem] = useState("");
   const [isRunning, setRunning] = useState(false);
-  const [key, keyField] = useKey();
+  const [key, keyField] = useKey(gateway.name);
+  const contract = useContract(gateway.name);
   const attempt = useRef(null);
   useEffect(() => () => attempt.current?.abort(), []);
   const ask = async (event) => {
@@ -57,9 +58,17 @@ function Chat({ row, gateway }) {
     setProblem("");
     setRunning(true);
     attempt.current = new AbortController();
-    const show = (content) => setMessages([...said, { role: "assistant", content }]);
-    setProblem(await talk(gateway, { model, messages: said, stream: true }, key, attempt.current.signal, show));
+    let isAnswered = false;
+    const show = (content) => {
+      isAnswered = true;
+      setMessages([...said, { role: "assistant", content }]);
+    };
+    setProblem(await talk(gateway.name, contract?.route ?? "", { model, messages: said, stream: true }, key, attempt.current.signal, show));
     setRunning(false);
+    if (!isAnswered) {
+      setMessages(messages); // a model wants questions and answers in turn
+      setWords(words);
+    }
   };
   return html`
     <ol class="chat" aria-label="Chat" aria-live="polite">
@@ -80,10 +89,10 @@ function Chat({ row, gateway }) {
 }
 
 // Shows the words of an answer as they come; returns what is wrong, "" = nothing. The gateway streams OpenAI's events.
-async function talk(gateway, asked, key, signal, show) {
-  const path = `${gateway.route.replace(/\/(v1)?$/, "")}/v1/chat/completions`;
+async function talk(gateway, route, asked, key, signal, show) {
+  const path = `${route.replace(/\/(v1)?$/, "")}/v1/chat/completions`;
   let [content, whole, rest, status, problem] = ["", "", "", "", ""];
-  for await (const { head, text, end } of tried(gateway.name, { method: "POST", path, body: JSON.stringify(asked), key }, signal)) {
+  for await (const { head, text, end } of tried(gateway, { method: "POST", path, body: JSON.stringify(asked), key }, signal)) {
     status = head?.status ?? status;
     problem = end?.problem ?? problem;
     whole += text ?? "";

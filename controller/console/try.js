@@ -17,7 +17,11 @@ export async function* tried(service, wanted, signal) {
   const path = `/api/v1/services/${encodeURIComponent(service)}/try`;
   const late = AbortSignal.timeout((LONGEST_S + 10) * 1000);
   try {
-    yield* stream("POST", path, { timeout_s: LONGEST_S, ...wanted }, AbortSignal.any([signal, late]));
+    for await (const part of stream("POST", path, { timeout_s: LONGEST_S, ...wanted }, AbortSignal.any([signal, late]))) {
+      yield part;
+      if (part.end) return;
+    }
+    throw new Error();
   } catch (error) {
     const problem = signal.aborted ? "stopped" : error instanceof ApiError ? error.message : "the controller has ended the connection";
     yield { end: { problem } };
@@ -51,12 +55,13 @@ export function useTry(service) {
   return [answer.current, send, stop];
 }
 
-// A client's key, which is kept for this tab alone.
-export function useKey() {
-  const [key, setKey] = useState(sessionStorage.getItem(KEY) ?? "");
+// A client's key for one service, which is kept for this tab alone: another service must not get it.
+export function useKey(service) {
+  const kept = `${KEY}:${service}`;
+  const [key, setKey] = useState(sessionStorage.getItem(kept) ?? "");
   const change = (event) => {
     setKey(event.target.value);
-    sessionStorage.setItem(KEY, event.target.value);
+    sessionStorage.setItem(kept, event.target.value);
   };
   const field = html`<label>Key <input type="password" autocomplete="off" value=${key} onInput=${change} pattern="[!-~ ]*" title="ASCII" /></label>`;
   return [key.trim(), field];
@@ -74,9 +79,9 @@ export function Try({ row, role }) {
 
 function Form({ row }) {
   const contract = useContract(row.name);
-  const [form, setForm] = useState({ method: row.route ? "GET" : "", path: row.route ?? "", headers: "", body: null });
+  const [form, setForm] = useState({ method: row.route ? "GET" : "", path: null, headers: "", body: null });
   const [routes, setRoutes] = useState({});
-  const [key, keyField] = useKey();
+  const [key, keyField] = useKey(row.name);
   const [answer, send, stop] = useTry(row.name);
   if (!contract) return html`<p class="quiet">...</p>`;
   if (contract.problem) return html`<p class="bad">${contract.problem}</p>`;
@@ -84,8 +89,9 @@ function Form({ row }) {
   const untold = row.grpc_services.filter((name) => !contract.methods.some(({ path }) => path.startsWith(`/${name}/`)));
   if (!row.route && !rpcs.size) return html`${NotHere(row, untold)}`;
   const method = form.method || [...rpcs.keys()][0];
+  const path = form.path ?? contract.route ?? "";
   const rpc = rpcs.get(method);
-  const body = form.body ?? example(rpc ? rpc.example : routes[`${method} ${form.path}`]);
+  const body = form.body ?? rpc ? example(rpc.example) : example(routes[`${method} ${path}`]);
   const set = (changed) => setForm({ ...form, ...changed });
   const hasBody = rpc || !["GET", "HEAD"].includes(method);
   const submit = (event) => {
@@ -93,11 +99,11 @@ function Form({ row }) {
     const headers = headersIn(form.headers);
     send(rpc
       ? { method: "gRPC", path: rpc.path, headers, body, key }
-      : { method, path: form.path, headers, body: hasBody ? body : "", key });
+      : { method, path, headers, body: hasBody ? body : "", key });
   };
   const look = async () => {
-    const found = await send({ method: "GET", path: row.route.replace(/\/$/, "") + OPENAPI, key });
-    setRoutes(routesIn(found.text, row.route));
+    const found = await send({ method: "GET", path: contract.route.replace(/\/$/, "") + OPENAPI, key });
+    setRoutes(routesIn(found.text, contract.route));
   };
   return html`
     <form onSubmit=${submit}>
@@ -107,7 +113,7 @@ function Form({ row }) {
           ${[...rpcs.keys()].map((name) => html`<option value=${name}>${name}</option>`)}
         </select></label>
         ${!rpc && html`
-          <label class="wide">Path <input value=${form.path} required pattern="/.*" list="routes" onInput=${(event) => set({ path: event.target.value, body: null })} /></label>
+          <label class="wide">Path <input value=${path} required pattern="/.*" list="routes" onInput=${(event) => set({ path: event.target.value, body: null })} /></label>
           <datalist id="routes">${[...new Set(Object.keys(routes).map((one) => one.split(" ")[1]))].map((path) => html`<option value=${path} />`)}</datalist>
           <button type="button" onClick=${look} title=${`GET ${OPENAPI}`}>Look for its routes</button>`}
         ${keyField}
@@ -133,7 +139,7 @@ function NotHere(row, untold) {
     <pre tabindex="0" class="text">grpcurl -plaintext -proto FILE.proto -d '{}' HOST:9000 ${untold[0]}/METHOD</pre>`;
 }
 
-function useContract(service) {
+export function useContract(service) {
   const [contract, setContract] = useState(null);
   useEffect(() => {
     call("GET", `/api/v1/services/${encodeURIComponent(service)}/contract`).then(setContract, (error) => setContract({ problem: error.message }));
@@ -177,7 +183,7 @@ function pretty(text) {
   }
 }
 
-const example = (value) => (value == null ? "{}" : JSON.stringify(value, null, 2));
+const example = (value) => (value == null ? "" : JSON.stringify(value, null, 2));
 
 function headersIn(text) {
   const lines = text.split("\n").filter((line) => line.trim());

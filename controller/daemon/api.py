@@ -62,6 +62,8 @@ MOST_MINUTES = 24 * 60
 BODY_LIMIT = 64 * 1024
 MOST_OF_BODY = 300
 """Characters of a change that its event has."""
+LOOKS = ("GET", "HEAD", "OPTIONS")
+"""Methods of HTTP that change nothing: requests that are tried by them are counted together."""
 RETRY_AFTER_S = 1
 """The Retry-After of a request that came before the controller's first look."""
 STUCK_AFTER_S = 120.0
@@ -247,14 +249,15 @@ class Api:
         """How clients call a service at HAProxy."""
         spec = self._spec(request)
         found = methods(self._told_contract(spec.name), spec.grpc_services)
-        return answers.ClientContract(spec.name, spec.host, spec.auth, found)
+        return answers.ClientContract(spec.name, spec.host, spec.route, spec.auth, found)
 
     async def try_service(self, request: web.Request, wanted: changes.Try) -> web.StreamResponse:
         """Send one request to HAProxy, as a client does, and pass on the answer as it comes."""
         spec = self._spec(request)
         parts = self._edge_calls.begin(spec, wanted, self._told_contract(spec.name))
         path = one_line(wanted.path.partition("?")[0])[:MOST_OF_BODY]  # a query may have secrets
-        self._events.record("asked", f"{_who_asks(request)}: try {wanted.method} {path}", service=spec.name)
+        said, is_look = f"{_who_asks(request)}: try {wanted.method} {path}", wanted.method in LOOKS
+        self._events.record("asked", said, service=spec.name, each=not is_look)
         return await self._edge_calls.stream(request, parts)
 
     def _spec(self, request: web.Request) -> ServiceSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -30,6 +31,8 @@ from ..status.records.answers import TryEnd, TryHead, TryPart
 from ..status.records.changes import Try
 from ..status.records.document import as_json
 from .live import STREAM_HEADERS, WRITE_S
+
+logger = logging.getLogger(__name__)
 
 MOST_CALLS = 16
 """At a time."""
@@ -86,7 +89,7 @@ class EdgeCalls:
         self._running = 0
 
     def begin(self, spec: ServiceSpec, wanted: Try, contract: bytes) -> AsyncGenerator[TryPart, None]:
-        """A call to a service, which is sent when its parts are asked for. `contract`: a replica's, b"" = none.
+        """A call to a service, which `stream` sends. `contract`: a replica's, b"" = none.
 
         Raises InvalidRequest for what is no path or method of this service, TooMany.
         """
@@ -105,7 +108,6 @@ class EdgeCalls:
         self, spec: ServiceSpec, wanted: Try, rpc: tuple[RpcForm, bytes] | None
     ) -> AsyncGenerator[TryPart, None]:
         answer, ended = _Received(str(uuid.uuid4())), f"it had not ended after {wanted.timeout_s:g} s"
-        self._running += 1
         try:
             yield TryPart(answer.request_id)
             parts = self._rpc(spec, wanted, *rpc, answer) if rpc else self._http(spec, wanted, answer)
@@ -120,8 +122,6 @@ class EdgeCalls:
             answer.problem = "the answer broke off"
         except (aiohttp.ClientError, OSError, ValueError, DecodeError) as error:
             answer.problem = f"no answer of HAProxy that can be read: {str(error) or type(error).__name__}"
-        finally:
-            self._running -= 1
         yield answer.end()
 
     async def _http(self, spec: ServiceSpec, wanted: Try, answer: _Received) -> AsyncGenerator[TryPart, None]:
@@ -172,6 +172,13 @@ class EdgeCalls:
 
     async def stream(self, request: web.Request, parts: AsyncGenerator[TryPart, None]) -> web.StreamResponse:
         """Answer with the parts of a call, until it ends, the page goes, or the controller ends."""
+        self._running += 1
+        try:
+            return await self._streamed(request, parts)
+        finally:
+            self._running -= 1
+
+    async def _streamed(self, request: web.Request, parts: AsyncGenerator[TryPart, None]) -> web.StreamResponse:
         response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(request)
 
@@ -190,6 +197,8 @@ class EdgeCalls:
             (outcome,) = await asyncio.gather(sending, return_exceptions=True)
         if isinstance(outcome, TimeoutError) and request.transport is not None:
             request.transport.abort()  # the page reads nothing
+        elif isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
+            logger.error("a request that is tried ended through a bug", exc_info=outcome)
         return response
 
 

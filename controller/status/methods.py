@@ -23,6 +23,8 @@ from .records.answers import MethodDocument
 
 DEEPEST_EXAMPLE = 4
 """Messages in messages: a type may hold itself."""
+MOST_FIELDS = 300
+"""Of all examples of a contract; further fields are left out: a type may have hundreds of fields of its own type."""
 _GIVEN = "google.protobuf."
 """Messages of protobuf's own have forms of their own in JSON: an example leaves them out."""
 
@@ -39,8 +41,9 @@ class RpcForm:
 
 def methods(contract: bytes, services: Collection[str]) -> tuple[MethodDocument, ...]:
     """The methods of these gRPC services that a contract has."""
+    left = [MOST_FIELDS]
     return tuple(
-        MethodDocument(f"/{method.containing_service.full_name}/{method.name}", _example(method.input_type, 1))
+        MethodDocument(f"/{method.containing_service.full_name}/{method.name}", _example(method.input_type, 1, left))
         for name in services
         for method in _methods(contract, name)
         if not method.client_streaming
@@ -78,7 +81,7 @@ def _methods(contract: bytes, service: str) -> Iterator[MethodDescriptor]:
     yield from found.methods
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def _pool(contract: bytes) -> DescriptorPool:
     """Every type of a contract; none where it cannot be read."""
     pool, added = DescriptorPool(), set[str]()
@@ -99,10 +102,13 @@ def _pool(contract: bytes) -> DescriptorPool:
     return pool
 
 
-def _example(message: Descriptor, depth: int) -> dict[str, Any]:
-    """A message with a value in each field, of several choices the first."""
-    chosen = [field for field in message.fields if not field.containing_oneof or _is_first(field)]
-    found = {field.name: _value(field, depth) for field in chosen}
+def _example(message: Descriptor, depth: int, left: list[int]) -> dict[str, Any]:
+    """A message with a value in each field, of several choices the first. `left`: how many fields there is room for."""
+    found: dict[str, Any] = {}
+    for field in message.fields:
+        if left[0] > 0 and (not field.containing_oneof or _is_first(field)):
+            left[0] -= 1
+            found[field.name] = _value(field, depth, left)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -110,7 +116,7 @@ def _is_first(field: FieldDescriptor) -> bool:
     return field.containing_oneof is not None and field.containing_oneof.fields[0] is field
 
 
-def _value(field: FieldDescriptor, depth: int) -> Any:
+def _value(field: FieldDescriptor, depth: int, left: list[int]) -> Any:
     """None = it is left out."""
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
@@ -118,7 +124,7 @@ def _value(field: FieldDescriptor, depth: int) -> Any:
     value: Any
     if kind is not None:
         is_left_out = kind.full_name.startswith(_GIVEN) or depth == DEEPEST_EXAMPLE
-        value = None if is_left_out else _example(kind, depth + 1)
+        value = None if is_left_out else _example(kind, depth + 1, left)
     elif field.enum_type is not None:
         value = field.enum_type.values[-1].name
     else:

@@ -389,6 +389,8 @@ class ClientContract(Document):
     service: str
     host: str | None
     """The name, or "*.name", that requests for its route are sent to; null = whatever name."""
+    route: str | None
+    """The path; null = HAProxy sends it no HTTP requests."""
     auth: Auth
     """key, jwt: HAProxy asks for a key of the stack, or for a token."""
     methods: tuple[MethodDocument, ...]

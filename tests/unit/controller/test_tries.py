@@ -13,7 +13,9 @@ from typing import Any
 import grpc
 import pytest
 from aiohttp import ClientResponse, web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestClient, TestServer
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from pierhead.contract.v1.application_pb2 import Application
 
 from controller.api_tokens import digest_of, read_tokens
 from controller.daemon import edge_calls
@@ -21,6 +23,7 @@ from controller.daemon.bodies import LONGEST_TRY, MOST_HEADERS, try_in
 from controller.daemon.callers import Gatekeeper
 from controller.daemon.edge_calls import EdgeAddress, EdgeCalls
 from controller.errors import InvalidRequest, TooMany
+from controller.status.methods import methods
 from controller.status.records.changes import Try
 from tests.harness.applications import contract
 from tests.harness.waiting import PATIENCE_S
@@ -340,12 +343,32 @@ async def test_over_tls_the_page_says_which_client_to_use() -> None:
 async def test_so_many_at_a_time_and_a_place_that_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_calls, "MOST_CALLS", 1)
     calls = EdgeCalls(EdgeAddress("http://127.0.0.1:1"), asyncio.Event())
-    first = calls.begin(SHOP, Try("/shop"), b"")
-    await anext(first)
-    with pytest.raises(TooMany):
-        calls.begin(SHOP, Try("/shop"), b"")
-    await first.aclose()
-    assert [part async for part in calls.begin(SHOP, Try("/shop"), b"")][-1].end
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        first = calls.stream(request, calls.begin(SHOP, Try("/shop"), b""))
+        running = asyncio.ensure_future(first)
+        await asyncio.sleep(0)  # it has begun, and nothing of it is sent yet
+        with pytest.raises(TooMany):
+            calls.begin(SHOP, Try("/shop"), b"")
+        return await running
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with TestClient(TestServer(app)) as client:
+        for _ in range(2):
+            assert '"end"' in await (await client.get("/")).text()
+
+
+def test_an_example_is_bounded_however_a_type_holds_itself() -> None:
+    file = FileDescriptorProto(name="wide.proto", package="wide", syntax="proto3")
+    message = file.message_type.add(name="M")
+    for number in range(1, 201):
+        message.field.add(name=f"f{number}", number=number, type=11, label=1, type_name=".wide.M")
+    service = file.service.add(name="S")
+    for name in ("A", "B"):
+        service.method.add(name=name, input_type=".wide.M", output_type=".wide.M")
+    told = Application(files=FileDescriptorSet(file=[file])).SerializeToString()
+    assert len(json.dumps([one.example for one in methods(told, ["wide.S"])])) < 10_000
 
 
 async def test_the_logs_of_one_replica(control: Control) -> None:
