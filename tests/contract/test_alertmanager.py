@@ -99,7 +99,7 @@ def image(_: Path) -> Iterator[str]:
     docker("build", "--network", "host", "--label", "pierhead.test=alertmanager", "-t", name, str(FILES))
     container = DockerContainer(name).with_env("COMPOSE_PROJECT_NAME", "shop").with_exposed_ports(9093)
     try:
-        with container.with_kwargs(labels=labels, read_only=True, tmpfs={"/tmp": "mode=1777"}, cap_drop=["ALL"]):
+        with container.with_tmpfs_mount("/tmp").with_kwargs(labels=labels, read_only=True, cap_drop=["ALL"]):
             url = f"http://127.0.0.1:{container.get_exposed_port(9093)}"
             eventually(lambda: request(f"{url}/-/ready").status == 200, "Alertmanager is ready")
             yield url

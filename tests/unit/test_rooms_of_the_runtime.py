@@ -28,7 +28,7 @@ FLOORS = (
     {"calls"},
     {"http", "lanes"},
     {"edge"},
-    {"batching", "multiplex", "policies"},
+    {"batching", "multiplex", "policies", "tracing"},
     {"discovery"},
     {"memory", "store"},
 )
@@ -63,6 +63,7 @@ FOR_EVERY_ROOM = {
     "pierhead.serve_block",
     "pierhead.settings",
     "pierhead.tasks",
+    "pierhead.trace",
     "pierhead.tracebacks",
     "pierhead.trailers",
 }

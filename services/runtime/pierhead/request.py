@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from pierhead.tracing.trace import RequestTrace
+from pierhead.trace import RequestTrace
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"

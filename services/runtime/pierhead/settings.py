@@ -22,7 +22,7 @@ from pierhead.serve_block import (
     is_block,
     keys_of,
 )
-from pierhead.tracing.trace import TraceSampler
+from pierhead.trace import TraceSampler
 
 MAX_USER_CONFIG_BYTES = 64 * 1024
 """Largest config text: it is passed in an environment variable, and Linux's limit for one is 128 KiB."""

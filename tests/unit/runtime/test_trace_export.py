@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1 import trace_pb2
 from pierhead import Settings
 from pierhead.errors import SettingsError
+from pierhead.trace import TraceSampler
 from pierhead.tracing import export
-from pierhead.tracing.trace import TraceSampler
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, until

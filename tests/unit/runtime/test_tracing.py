@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pierhead import DeadlineExceeded, Settings, batch, handle
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.request import current_request
+from pierhead.trace import MAX_EVENTS, MAX_SPANS, MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
 from pierhead.tracing.keeper import MOST_KEPT, TraceKeeper
-from pierhead.tracing.trace import MAX_EVENTS, MAX_SPANS, MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 

@@ -21,7 +21,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
-from pierhead.tracing.trace import TraceSampler
+from pierhead.trace import TraceSampler
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 from tests.unit.runtime.pipes import LARGE, Served, idle, numbers, serve

@@ -30,7 +30,7 @@ from pierhead.memory import process
 from pierhead.memory.scope import SCOPE, join
 from pierhead.raised import is_answerable
 from pierhead.request import CURRENT, RequestContext
-from pierhead.tracing.trace import RequestSpan
+from pierhead.trace import RequestSpan
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pierhead.calls.lease import CallPlace
     from pierhead.calls.replica import Replica
     from pierhead.deadlines import Deadline
-    from pierhead.tracing.trace import RequestSpan
+    from pierhead.trace import RequestSpan
 
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""

@@ -17,9 +17,9 @@ from pierhead.metrics import RuntimeMetrics
 from pierhead.request import new_request_id
 from pierhead.routing_stats import STATS, Published
 from pierhead.settings import Settings
+from pierhead.trace import RequestTrace
 from pierhead.tracing.export import exporter
 from pierhead.tracing.keeper import TraceKeeper
-from pierhead.tracing.trace import RequestTrace
 from pierhead.trailers import Trailers, from_status
 
 UNMATCHED: Final = "unmatched"

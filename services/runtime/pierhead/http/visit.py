@@ -37,7 +37,7 @@ from pierhead.request import (
     accept_opaque,
     traced,
 )
-from pierhead.tracing.trace import RequestTrace
+from pierhead.trace import RequestTrace
 
 _SEND = "send it faster, or less at a time"
 

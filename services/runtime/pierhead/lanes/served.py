@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pierhead.edge.methods import ServedMethod
     from pierhead.lanes.server import ServedLane
     from pierhead.memory.lending import BorrowedConnection
-    from pierhead.tracing.trace import RequestTrace
+    from pierhead.trace import RequestTrace
 
 _MESSAGE = Frame.MESSAGE
 _HEADERS = Frame.HEADERS

@@ -18,7 +18,7 @@ import grpc
 
 from pierhead.request import current_request
 from pierhead.settings import Settings
-from pierhead.tracing.trace import MAX_TEXT, RequestSpan, RequestTrace, use_user_spans
+from pierhead.trace import MAX_TEXT, RequestSpan, RequestTrace, use_user_spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pierhead.settings import Settings
-from pierhead.tracing.trace import MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
+from pierhead.trace import MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
 
 if TYPE_CHECKING:
     from pierhead.tracing.export import TraceExport

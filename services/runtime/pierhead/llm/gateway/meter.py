@@ -8,7 +8,7 @@ from pierhead.llm.gateway.body.body import RequestParts
 from pierhead.llm.gateway.metrics import GatewayMetrics, finish_label
 from pierhead.llm.gateway.models.model_map import ModelRoute
 from pierhead.llm.v1.llm_pb2 import LLMReply
-from pierhead.tracing.trace import RequestTrace
+from pierhead.trace import RequestTrace
 
 
 class Used(NamedTuple):
