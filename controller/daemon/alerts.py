@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import AlertmanagerError, InvalidRequest, NoAlertmanager, PrometheusError
+from ..errors import AlertmanagerError, ControllerError, InvalidRequest, NoAlertmanager, PrometheusError
 from ..model.text import did_you_mean
 from ..observe.alertmanager import Silence, SilencedAlerts, Silencer
 from ..observe.prometheus import AlertRule, FiringAlert
@@ -56,10 +57,10 @@ class AlertCommands:
         """Make a silence. Raises UnknownService, InvalidRequest (no such alert), PrometheusError, AlertmanagerError,
         NoAlertmanager.
         """
-        silencer, rules = self._there(), await self._rules()
-        if wanted.service not in {"", *(one.labels.get(_SERVICE) for rule in rules for one in rule.firing)}:
-            self._known(wanted.service)
-        if wanted.alert and wanted.alert not in (names := {rule.name for rule in rules}):
+        silencer = self._there()
+        if wanted.service:
+            await self._check(wanted.service)
+        if wanted.alert and wanted.alert not in (names := {rule.name for rule in await self._rules()}):
             raise InvalidRequest(
                 f"alert: there is no alert {wanted.alert[:80]!r}; {did_you_mean(wanted.alert, names)}"
                 "docs/how-to/alerts.md lists them"
@@ -70,6 +71,16 @@ class AlertCommands:
             {name: value for name, value in labels.items() if value}, now, now + wanted.for_s, by, wanted.why
         )
         return _silence_document(made, await silencer.silence(made))
+
+    async def _check(self, service: str) -> None:
+        """Raise what `_known` raises, unless an alert names the service: one that was removed may still have some."""
+        try:
+            self._known(service)
+        except ControllerError:
+            with contextlib.suppress(PrometheusError):
+                if any(one.labels.get(_SERVICE) == service for rule in await self._rules() for one in rule.firing):
+                    return
+            raise
 
     async def end(self, identity: str) -> None:
         """End a silence. Raises InvalidRequest (there is none), NoAlertmanager, AlertmanagerError."""
