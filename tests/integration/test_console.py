@@ -306,7 +306,9 @@ async def test_the_keyboard_is_enough(control: Control, chromium: str, libraries
         await expect(page.locator("main")).to_be_focused()
         await expect(page.locator("h1")).to_contain_text("web")
         await scale.press("Enter")
+        await expect(page.locator("dialog")).to_be_visible()
         await page.keyboard.press("Escape")
+        await expect(page.locator("dialog")).to_have_count(0)
         await expect(scale).to_be_focused()
 
 
