@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { may, State } from "./parts.js";
 import { Plots } from "./plots.js";
-import { tried, useKey } from "./try.js";
+import { tried, useKey, useContract } from "./try.js";
 import { count, rate, seconds, share } from "./words.js";
 
 const PLOTS = [
