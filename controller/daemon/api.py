@@ -28,7 +28,6 @@ from ..files.watch import SpecWatch
 from ..model.actions import KINDS
 from ..model.spec import MOST_REPLICAS, ServiceSpec
 from ..model.text import one_line, whole_number
-from ..model.world import ReplicaContainer
 from ..observe.traces import ReplicaTraces
 from ..plan import plan
 from ..status import documents, openapi
@@ -266,8 +265,8 @@ class Api:
 
     def _told_contract(self, service: str) -> bytes:
         """What a replica tells of its contract, the newest; b"" = none does."""
-        replicas = self._publisher.view.observed.containers_of(service)
-        return next((one.contract for one in sorted(replicas, key=_newest_first) if one.contract), b"")
+        told = [one for one in self._publisher.view.observed.containers_of(service) if one.contract]
+        return (max(told, key=lambda one: one.created_at).contract if told else None) or b""
 
     async def gpu(self, request: web.Request, wanted: changes.Mark) -> changes.Marked:
         """Mark a GPU as not to be used, or remove its mark."""
@@ -510,10 +509,6 @@ def kinds_in(text: str | None) -> frozenset[str] | None:
     if unknown := sorted(kinds - KINDS):
         raise InvalidRequest(f"kind: there are no events of kind {unknown[0]!r}; kinds: {', '.join(sorted(KINDS))}")
     return kinds
-
-
-def _newest_first(replica: ReplicaContainer) -> float:
-    return -replica.created_at
 
 
 def _call_of(request: web.Request) -> ApiCall | None:

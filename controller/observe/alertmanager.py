@@ -15,6 +15,7 @@ import aiohttp
 
 from ..errors import AlertmanagerError, InvalidRequest
 from ..model.text import one_line
+from .bounded import read_at_most
 
 STACK_URL: Final = "http://alertmanager:9093"
 """Of the stack's own, on the controller's network."""
@@ -100,25 +101,24 @@ class Alertmanager:
         await self._ask("DELETE", f"silence/{quote(identity, safe='')}")
 
     async def _ask(self, method: str, path: str, body: object = None) -> Any:
-        timeout, read = aiohttp.ClientTimeout(total=WITHIN_S), bytearray()
+        timeout = aiohttp.ClientTimeout(total=WITHIN_S)
         url = f"{self._url}/api/v2/{path}"
         try:
             async with self._session.request(
                 method, url, json=body, timeout=timeout, allow_redirects=False
             ) as response:
-                async for chunk in response.content.iter_any():
-                    read += chunk
-                    if len(read) > MOST_BYTES:
-                        raise AlertmanagerError(f"Alertmanager answers more than {MOST_BYTES >> 20} MiB")
+                read = await read_at_most(response, MOST_BYTES)
         except TimeoutError:
             raise AlertmanagerError(f"Alertmanager does not answer within {WITHIN_S:g} s; {_ADVICE}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise AlertmanagerError(f"Alertmanager cannot be reached ({type(error).__name__}); {_ADVICE}") from error
+        if read is None:
+            raise AlertmanagerError(f"Alertmanager answers more than {MOST_BYTES >> 20} MiB")
         if response.status != 200:
             said = one_line(read.decode(errors="replace"))[:300]
             raise AlertmanagerError(f"Alertmanager answers {response.status}: {said or 'nothing'}; {_ADVICE}")
         with _as_alertmanager_does():
-            return await asyncio.to_thread(json.loads, bytes(read) or b"null")
+            return await asyncio.to_thread(json.loads, read or b"null")
 
 
 @contextlib.contextmanager

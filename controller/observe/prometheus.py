@@ -15,6 +15,7 @@ import aiohttp
 
 from ..errors import PrometheusError
 from ..model.spec import PrometheusPolicy
+from .bounded import read_at_most
 
 T = TypeVar("T")
 
@@ -129,14 +130,12 @@ async def _answer(
 
 
 async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    body = bytearray()
-    while chunk := await response.content.readany():
-        body += chunk
-        if len(body) > most:
-            raise PrometheusError(
-                f"the query's answer is larger than {most >> 20} MiB; aggregate its series to one (avg, max, sum)"
-            )
-    return bytes(body)
+    body = await read_at_most(response, most)
+    if body is None:
+        raise PrometheusError(
+            f"the query's answer is larger than {most >> 20} MiB; aggregate its series to one (avg, max, sum)"
+        )
+    return body
 
 
 def number_in(status: int, body: bytes, url: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..model.world import ReplicaContainer
@@ -54,8 +54,7 @@ class ReplicaTraces:
 
     async def _read(self, replicas: Iterable[ReplicaContainer]) -> tuple[list[KeptByReplica], list[str]]:
         places = asyncio.Semaphore(MOST_AT_ONCE)
-        subjects: Mapping[str, Subject] = self._prober.managed()
-
+        subjects = self._prober.managed()
         until = asyncio.get_running_loop().time() + LONGEST_S
 
         async def one(replica: ReplicaContainer, subject: Subject) -> KeptByReplica | str:

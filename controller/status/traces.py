@@ -9,7 +9,7 @@ from typing import Any
 
 from ..model.text import told
 from ..observe.traces import KeptByReplica
-from .records.traces import SpanEvent, Trace, TracePart, TraceSpan
+from .records.traces import SpanEvent, TracePart, TraceSpan, WholeTrace
 
 MOST_TRACES = 200
 MOST_OF_ONE = 128
@@ -22,7 +22,9 @@ LATEST = 2.0**40
 _ID = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}|")
 
 
-def joined(kept: Iterable[KeptByReplica], *, service: str = "", trace: str = "", limit: int = 50) -> tuple[Trace, ...]:
+def joined(
+    kept: Iterable[KeptByReplica], *, service: str = "", trace: str = "", limit: int = 50
+) -> tuple[WholeTrace, ...]:
     """The newest traces first: of all services or of one, or one alone by its id or its request's id."""
     parts: dict[str, list[TracePart]] = defaultdict(list)
     for replica in kept:
@@ -40,12 +42,12 @@ def joined(kept: Iterable[KeptByReplica], *, service: str = "", trace: str = "",
     return tuple(chosen[:limit])
 
 
-def _whole(parts: Sequence[TracePart]) -> Trace:
+def _whole(parts: Sequence[TracePart]) -> WholeTrace:
     """A trace of its parts; the first part is that of the request that came from outside."""
     spans = {part.span for part in parts} | {span.span for part in parts for span in part.spans}
     ordered = sorted(parts, key=lambda part: (part.parent in spans, part.began))
     first = ordered[0]
-    return Trace(
+    return WholeTrace(
         first.trace, first.request, first.service, first.name, first.status, first.began, first.seconds, tuple(ordered)
     )
 

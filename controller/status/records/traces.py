@@ -62,7 +62,7 @@ class TracePart(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace(Document):
+class WholeTrace(Document):
     """A request through the stack, as far as its replicas keep it. The first part has the request from outside."""
 
     trace: str
@@ -80,6 +80,6 @@ class Traces(Document):
     """The newest traces."""
 
     at: float
-    traces: tuple[Trace, ...]
+    traces: tuple[WholeTrace, ...]
     silent: tuple[str, ...]
     """Replicas that did not say which they keep."""

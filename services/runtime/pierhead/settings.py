@@ -277,13 +277,16 @@ def _sampler(env: Environment, *, is_exported: bool) -> TraceSampler | None:
     if word.removeprefix(PARENT_BASED) not in SAMPLERS:
         word = f"{PARENT_BASED}{'always_on' if is_exported else 'always_off'}"
     kind = word.removeprefix(PARENT_BASED)
+    return TraceSampler(_ratio(env, kind), follows=word != kind)
+
+
+def _ratio(env: Environment, kind: str) -> float:
+    if kind != "traceidratio":
+        return float(kind == "always_on")
     try:
-        share = (
-            _share(env.text("OTEL_TRACES_SAMPLER_ARG", "1")) if kind == "traceidratio" else float(kind == "always_on")
-        )
+        return _share(env.text("OTEL_TRACES_SAMPLER_ARG", "1"))
     except ValueError:
-        share = 1.0
-    return TraceSampler(share, follows=word != kind)
+        return 1.0
 
 
 _port = integer_from(0, 65535)

@@ -30,7 +30,7 @@ FAILURES = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEAD
 
 
 class KeptTrace(NamedTuple):
-    """One request's trace in this process, as it was when the request ended."""
+    """The trace of one request in this process, at the request's end."""
 
     why: Why
     trace: RequestTrace
