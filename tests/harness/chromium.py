@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from tests.harness.waiting import eventually
 
 IMAGE = "pierhead-test/chromium"
 LABELS = {"pierhead.test": "chromium"}
+NO_NETLINK = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "args": [{"index": 0, "value": 16, "op": "SCMP_CMP_EQ"}]}
+SECCOMP = json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [NO_NETLINK]})
+"""Without a netlink socket (AF_NETLINK is 16), Chromium does not see the interfaces that other tests' containers add to
+the machine. Each would end what a page is loading with net::ERR_NETWORK_CHANGED.
+"""
 
 
 @contextlib.contextmanager
@@ -24,7 +30,12 @@ def running(client: docker.DockerClient) -> Iterator[str]:
     client.images.build(path=where, tag=IMAGE, network_mode="host", rm=True, labels=LABELS)
     (port,) = free_ports(1)
     container = client.containers.run(
-        IMAGE, [f"--remote-debugging-port={port}"], network_mode="host", labels=LABELS, detach=True
+        IMAGE,
+        [f"--remote-debugging-port={port}"],
+        network_mode="host",
+        labels=LABELS,
+        security_opt=[f"seccomp={SECCOMP}"],
+        detach=True,
     )
     try:
         address = f"http://127.0.0.1:{port}"
