@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pierhead.serve_block import ServeBlock, Variable, all_keys
 
-from docs.generate.markdown import escape
+from controller.files.schema import compose_schema
+from docs.generate.markdown import escape, type_in_words
 
 ABOUT = """\
 # x-serve
@@ -23,6 +26,25 @@ Around the block everything is Compose's own: image, build, command, environment
 healthcheck, ulimits, deploy.resources. Keys that would tie a service to a single container are errors that say what
 to write instead: ports, container_name, hostname, network_mode, fixed addresses.
 """
+PURPOSES = {
+    "How many replicas": ("replicas", "autoscale", "max_replicas_per_node"),
+    "Which requests it gets": (
+        *("route", "host", "strip_prefix", "grpc_services", "application", "router", "protocol", "port", "listen"),
+        *("auth", "allow", "streams_requests"),
+    ),
+    "How much it takes, and for how long": (
+        *("max_ongoing_requests", "max_queued_requests", "backpressure", "request_timeout_s", "body_timeout_s"),
+    ),
+    "Start, health and end": (
+        *("startup", "health", "graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s", "stop_grace_period"),
+        *("managed",),
+    ),
+    "New versions": ("rollout", "canary"),
+    "GPUs and memory": ("gpu", "shared_memory"),
+    "The service itself": ("user_config", "run_user_code_in_separate_thread", "llm", "scale"),
+    "What it tells": ("logging", "metrics", "debug"),
+}
+"""The keys at the top of a block, by what one wants of them. A key that is not here stands at the end."""
 HEADINGS = {
     "reference": ("Every service", "The block itself, and two keys of Compose around it."),
     "autoscaled": ("Autoscaling", "Keys of `autoscale`, in place of `replicas`."),
@@ -59,15 +81,51 @@ class Key:
 
 def page(root: Path) -> str:
     """Return the whole page."""
-    lines = [ABOUT]
+    reference = (root / "compose" / "reference.yaml").read_text(encoding="utf-8")
+    lines = [ABOUT, *_overview(reference)]
     service = ""
-    for key in keys((root / "compose" / "reference.yaml").read_text(encoding="utf-8")):
+    for key in keys(reference):
         if key.service != service:
             service = key.service
             title, words = HEADINGS.get(service, (service, ""))
             lines.append(f"## {title}\n\n{words}\n")
         lines += _section(key)
     return "\n".join(lines)
+
+
+def _overview(reference: str) -> Iterator[str]:
+    """Yield a table of all keys by purpose, with their types."""
+    yield "## By purpose\n"
+    schema = compose_schema(reference)
+    purpose_of = {name: purpose for purpose, names in PURPOSES.items() for name in names}
+    order = list(purpose_of)
+    rows: dict[str, list[str]] = {purpose: [] for purpose in (*PURPOSES, "Others")}
+    for key in sorted(keys(reference), key=lambda key: order.index(key.path[0]) if key.path[0] in order else 0):
+        if not key.is_told_above:
+            name, (its_type, default) = ".".join(key.path), type_and_default(key.path, schema)
+            rows[purpose_of.get(key.path[0], "Others")].append(f"| [`{name}`](#{name}) | {its_type} | {default} |")
+    for purpose, listed in rows.items():
+        if listed:
+            yield "\n".join((f"**{purpose}**\n", "| key | type | default |\n|---|---|---|", *listed, ""))
+
+
+def type_and_default(path: Sequence[str], schema: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a key's type and default in words: none for keys of Compose, and no default that is null."""
+    found: Mapping[str, Any] = {"$ref": f"#/$defs/{ServeBlock.__name__}"}
+    for name in path:
+        block = schema["$defs"][found["$ref"].rpartition("/")[2]]
+        if name not in block["properties"]:
+            return "", ""
+        found = block["properties"][name]
+        for variant in found.get("anyOf", ()):
+            if "$ref" in variant:
+                found = variant
+    if "$ref" in found:
+        return "block", ""
+    default = found.get("default")
+    variants = [one for one in found.get("anyOf", [found]) if one.get("type") != "null"]
+    types = " or ".join(type_in_words({**one, "default": None}) for one in variants)
+    return types, "" if default is None else f"`{json.dumps(default)}`"
 
 
 def keys(reference: str) -> Iterator[Key]:

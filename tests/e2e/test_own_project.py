@@ -7,9 +7,11 @@ on base images that are here, so no registry is asked.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ import pytest
 from openai import OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletionUserMessageParam
 from pierhead.testing import Stack
+from PIL import Image
 
 from tests.harness.load import Load
 from tests.harness.ports import free_ports
@@ -619,3 +622,54 @@ def test_classes_that_ray_serve_llm_s_yaml_names_run_in_the_user_s_image(llm_pro
         user.does("pierhead", "up")
         assert said(user, "/v1/chat/completions", CHAT) == "small: added words"
         assert said(user, "/v1/chat/completions", {**CHAT, "model": "own"}) == "own: hello"
+
+
+GALLERY = ROOT / "docs" / "examples"
+ANY_REDIS, OWN_REDIS = "image: redis:8", "build: redis"
+REDIS_IMAGE = """\
+FROM debian:bookworm-slim
+RUN apt-get update && apt-get install -y --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/*
+USER redis
+WORKDIR /data
+"""
+
+
+def copied(example: str, programs: Path, into: Path) -> User:
+    """A user with the files of an example of the gallery, on the base image of these tests."""
+    shutil.copytree(GALLERY / example, into)
+    dockerfile = into / "Dockerfile"
+    dockerfile.write_text(re.sub(r"^FROM pierhead/python:\S+", f"FROM pierhead/python:{TAG}", dockerfile.read_text()))
+    (into / ".env").write_text(f"COMPOSE_PROJECT_NAME=owngallerytest\n{own_ports()}")
+    return User(programs, into)
+
+
+def test_the_fraud_example_decides_also_without_redis(programs: Path, tmp_path: Path) -> None:
+    user = copied("fraud", programs, tmp_path / "fraud")
+    compose = user.directory / "compose.yaml"
+    assert ANY_REDIS in compose.read_text()
+    compose.write_text(compose.read_text().replace(ANY_REDIS, OWN_REDIS))  # where no registry answers
+    (user.directory / "redis").mkdir()
+    (user.directory / "redis" / "Dockerfile").write_text(REDIS_IMAGE)
+
+    def decision(amount: float) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}/payments"
+        body = json.dumps({"card": "4929", "amount": amount}).encode()
+        decided: dict[str, Any] = request(url, "POST", body, headers={"content-type": "application/json"}).json
+        return decided
+
+    with user.cleaned_up():
+        user.does("pierhead", "up")
+        assert decision(20) == {"decision": "accept", "risk": 0.027}
+        assert decision(9000)["decision"] == "refuse"
+        user.does("docker", "compose", "stop", "redis")
+        assert decision(20) == {"decision": "review", "risk": None}
+
+
+def test_the_example_with_pictures_names_colours(programs: Path, tmp_path: Path) -> None:
+    user = copied("pictures", programs, tmp_path / "pictures")
+    made = io.BytesIO()
+    Image.new("RGB", (2000, 1500), "red").save(made, "PNG")
+    with user.cleaned_up():
+        user.does("pierhead", "up")
+        url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}/colours"
+        assert request(url, "POST", made.getvalue()).json == {"red": 1.0}

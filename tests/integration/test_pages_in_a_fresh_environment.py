@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.harness.stack import ROOT
 from tests.harness.wheel import build_wheel, environment
 
+EXAMPLES = sorted(path.parent for path in (ROOT / "docs" / "examples").glob("*/app.py"))
 FILES = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
@@ -19,7 +21,8 @@ FILES = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```', re.DOTALL | re.MUL
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of the environment."""
     wheel = build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel"))
-    return environment(tmp_path_factory.mktemp("tried") / "venv", f"{wheel}[asgi]", "fastapi", "pytest")
+    packages = ("fastapi", "numpy", "pillow", "pytest", "redis")  # of the pages and of the examples
+    return environment(tmp_path_factory.mktemp("tried") / "venv", f"{wheel}[asgi]", *packages)
 
 
 def write_files_of(page: str, into: Path) -> None:
@@ -43,3 +46,9 @@ def test_the_test_shown_passes_under_plain_pytest(programs: Path, tmp_path: Path
 def test_the_class_shown_is_an_application(programs: Path, tmp_path: Path) -> None:
     write_files_of("service-as-a-class.md", tmp_path)
     assert "scorer:" in run([programs / "python", "-m", "pierhead", "build", "shop:shop"], tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_an_example_of_the_gallery_passes_its_own_tests(example: Path, programs: Path, tmp_path: Path) -> None:
+    shutil.copytree(example, tmp_path / "example")
+    assert " passed" in run([programs / "pytest", "-q"], tmp_path / "example")

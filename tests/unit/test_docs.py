@@ -4,6 +4,7 @@ site builds without a warning and fetches nothing from elsewhere.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -13,8 +14,9 @@ import pierhead
 import pytest
 import yaml
 
+from controller.daemon.api import CALLS
 from controller.files.parse import parse
-from docs.generate import serve_block, settings
+from docs.generate import rest_api, serve_block, settings
 from tests.harness.commands import run
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +116,22 @@ def test_every_key_of_x_serve_has_a_heading() -> None:
     paths = [".".join(key.path) for key in serve_block.keys(reference) if not key.is_told_above]
     assert len(paths) == len(set(paths))
     assert {"replicas", "health.probe.path", "autoscale.min", "gpu.fraction", "llm.engine"} <= set(paths)
+    page = serve_block.page(ROOT)
+    rows = {path: row for path in paths for row in page.splitlines() if row.startswith(f"| [`{path}`](#{path}) |")}
+    assert sorted(rows) == sorted(paths), "each has a row in the table"
+    assert "**Others**" not in page
+    assert rows["gpu.fraction"].endswith("| number (0.0001 to 1) |  |")
+    assert rows["shared_memory.size"].endswith("| string or integer |  |")
+
+
+def test_every_call_of_the_api_is_shown_as_it_is_typed() -> None:
+    page = rest_api.page(ROOT)
+    calls = page.split("## Documents")[0].split("\n### ")[1:]
+    assert len(calls) == len(CALLS)
+    assert [call.splitlines()[0] for call in calls if "```bash\ncurl -s http://127.0.0.1:8100/" not in call] == []
+    answers = [json.loads(answer) for answer in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    assert {"service": "...", "replicas": 0, "message": "...", "wanted": 0} in answers
+    assert "/services/web/scale -X PUT --json '{\"replicas\": 0}'" in page
 
 
 def test_the_python_api_has_every_public_name() -> None:
