@@ -163,7 +163,7 @@ class Api:
         return self._live_parts.now(self._publisher.view, self._executor.in_progress, newest)
 
     async def services(self, request: web.Request) -> Services:
-        """The whole stack, as `make status` shows it."""
+        """The whole stack, as `pierhead status` shows it."""
         view = self._publisher.view
         return Services(
             project=view.project,
@@ -171,6 +171,7 @@ class Api:
             services=view.services,
             gpus=view.gpus,
             nodes=view.nodes,
+            machine=documents.machine_document(view),
             gpu_memory_problem=view.gpu_memory_problem,
             spec_problems=view.spec_problems,
             notices=view.notices,

@@ -25,8 +25,14 @@ from .records.answers import (
     Routes,
     StepDocument,
 )
-from .records.services import Service
+from .records.services import MachineDocument, Service
 from .view import View
+
+
+def machine_document(view: View) -> MachineDocument | None:
+    """Return what the machine has, and what it has left; None where that is not known, or there are several."""
+    found = view.observed.machine
+    return MachineDocument(found.cores, found.load, found.memory_bytes, found.free_bytes) if found else None
 
 
 def replica_log(replica: str, text: str) -> ReplicaLog:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..model.actions import Action
 from ..storage.rows import StoredEvent
 from . import documents
-from .records.answers import LivePart, MachineDocument, PartValue, StackPart
+from .records.answers import LivePart, PartValue, StackPart
 from .records.document import as_json
 from .view import View
 
@@ -75,11 +75,9 @@ def changes(sent: Mapping[str, SentPart], now: Mapping[str, SentPart]) -> Iterat
 
 
 def _stack(view: View, grafana_port: int | None) -> StackPart:
-    found = view.observed.machine
-    machine = MachineDocument(found.cores, found.load, found.memory_bytes, found.free_bytes) if found else None
     return StackPart(
         project=view.project,
-        machine=machine,
+        machine=documents.machine_document(view),
         gpus=view.gpus,
         nodes=view.nodes,
         gpu_memory_problem=view.gpu_memory_problem,

@@ -30,9 +30,9 @@ class ControllerApi:
         """The nodes."""
         return read(Nodes, self._client.get("/api/v1/nodes"))
 
-    def plan(self) -> answers.PlanDocument:
-        """What the controller would do now."""
-        return read(answers.PlanDocument, self._client.get("/api/v1/plan"))
+    def plan(self, rehearsed: Sequence[str] = ()) -> answers.PlanDocument:
+        """What the controller would do now, or with other numbers of replicas (`web:4`)."""
+        return read(answers.PlanDocument, self._client.get("/api/v1/plan", [("scale", each) for each in rehearsed]))
 
     def routes(self) -> answers.Routes:
         """HAProxy's routes."""

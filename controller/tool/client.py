@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..build import BUILD_HEADER, current_build
@@ -66,7 +66,7 @@ class ControllerClient:
         own_stack = os.environ.get("PIERHEAD_OWN_STACK", "")
         return cls(url, token, timeout_s, change_timeout_s, patience_s, own_stack)
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+    def get(self, path: str, query: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Any:
         """Return the JSON at a path. Raises CommandError and its kinds."""
         path = path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         try:

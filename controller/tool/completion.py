@@ -23,6 +23,12 @@ def versions(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offered(service_path(service, "revisions"), "revisions", "version", incomplete) if service else []
 
 
+def replicas(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the replicas of the service named earlier in the command line."""
+    service = ctx.params.get("service") or next(iter(ctx.args), "")
+    return _offered(service_path(service), "replicas", "name", incomplete) if service else []
+
+
 def kinds(incomplete: str) -> list[str]:
     """Return the kinds of all kept events."""
     return sorted(set(_offered("/api/v1/events?limit=1000", "events", "kind", incomplete)))

@@ -47,6 +47,19 @@ def since_time(text: str, now: float) -> float:
         ) from None
 
 
+def pattern(text: str) -> re.Pattern[str]:
+    """Return the regular expression of `--grep`. Raises BadInput."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise BadInput(f"--grep: {text!r} is no regular expression: {error}") from None
+
+
+def matching(lines: Iterable[LogLine], searched: re.Pattern[str]) -> list[LogLine]:
+    """Return the lines in which the pattern is found."""
+    return [line for line in lines if searched.search(line[1])]
+
+
 def chosen(events: Iterable[EventDocument], after: float | None) -> list[EventDocument]:
     """Return the events that happened, or were repeated, at or after a time; None: all of them."""
     return [event for event in events if after is None or event.last_at >= after]

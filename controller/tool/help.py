@@ -12,7 +12,10 @@ from typer.core import TyperGroup
 GROUPS: Final = {
     "A project": ("new", "init", "up", "down", "upgrade", "backup", "restore"),
     "An application's code": ("dev", "build", "serve", "proto", "contract", "import-ray"),
-    "What runs": ("status", "why", "logs", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan", "bundle"),
+    "What runs": (
+        *("status", "why", "logs", "exec", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan"),
+        *("bundle",),
+    ),
     "Changes": (
         *("scale", "deploy", "promote", "abort", "rollback", "restart", "wait-ready"),
         *("mark", "unmark", "node", "llm", "keys", "silence"),

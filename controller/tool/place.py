@@ -85,7 +85,8 @@ def decide(
     asks = "_PIERHEAD_COMPLETE" in environment  # a shell, for completions
     if command in handover.COMMANDS and not asks:
         return There((str(handover.interpreter(start, environment)), "-m", "pierhead", *words))
-    if not asks and (command in (*HERE, "--version") or {"--help", "-h"} & set(words)):
+    own_words = words[:2] if command == "exec" else words  # the others are the command's that it runs
+    if not asks and (command in (*HERE, "--version") or {"--help", "-h"} & set(own_words)):
         return Here()
     if first_two in OF_THE_MACHINE:
         return There(OF_NODES.program(*words))

@@ -133,6 +133,18 @@ def status(document: Services, traffic: Traffic, width: int, alerts: Alerts | No
     if document.nodes:
         yield Text("")
         yield from nodes(document.nodes, width)
+    if left := _left(document):
+        yield Text("")
+        yield Text(left)
+
+
+def _left(document: Services) -> str:
+    """What the machine has left."""
+    machine = document.machine
+    if machine is None:
+        return ""
+    memory = f"{_size(machine.free_bytes)} of {_size(machine.memory_bytes)} of memory are free"
+    return f"machine: {memory}, load {machine.load:.1f} on {machine.cores} cores"
 
 
 def _firing(alert: AlertDocument) -> str:

@@ -12,13 +12,14 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from docs.generate import command, metrics, rest_api, serve_block, settings, swarm_keys  # noqa: E402
+from docs.generate import command, error_codes, metrics, rest_api, serve_block, settings, swarm_keys  # noqa: E402
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "reference/command.md": command.page,
     "reference/x-serve.md": serve_block.page,
     "reference/rest-api.md": rest_api.page,
     "reference/openapi.json": rest_api.document_text,
+    "reference/error-codes.md": error_codes.page,
     "reference/metrics.md": metrics.page,
     "reference/settings.md": settings.page,
     "reference/swarm-keys.md": swarm_keys.page,

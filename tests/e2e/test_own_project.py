@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 import docker
 import pytest
+import yaml
 from openai import OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletionUserMessageParam
 from pierhead.testing import Stack
@@ -673,3 +674,19 @@ def test_the_example_with_pictures_names_colours(programs: Path, tmp_path: Path)
         user.does("pierhead", "up")
         url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}/colours"
         assert request(url, "POST", made.getvalue()).json == {"red": 1.0}
+
+
+def test_the_workflow_of_the_page_passes_in_a_new_project(programs: Path, wheel: Path, tmp_path: Path) -> None:
+    """The steps of its job `test`, in their order, as a runner types them."""
+    begins = User(programs, tmp_path)
+    begins.does("pierhead", "new", "owncitest")
+    user = User(programs, tmp_path / "owncitest")
+    (user.directory / ".env").write_text(own_ports())
+    job = yaml.safe_load((GALLERY / "ci" / "workflow.yaml").read_text())["jobs"]["test"]
+    typed = [step["run"] for step in job["steps"] if "run" in step]
+    assert "pierhead down" in typed[-1]
+    with user.cleaned_up():
+        printed = [user.does("bash", "-eo", "pipefail", "-c", text, PIERHEAD_WHEEL=str(wheel)) for text in typed]
+        assert '{"greeting": "Hello, Ada!"}' in "".join(printed)
+        assert (user.directory / "bundle.txt").exists()
+        assert user.containers() == {}, "the last step has removed it"

@@ -16,7 +16,7 @@ import yaml
 
 from controller.daemon.api import CALLS
 from controller.files.parse import parse
-from docs.generate import rest_api, serve_block, settings
+from docs.generate import error_codes, rest_api, serve_block, settings
 from tests.harness.commands import run
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +132,17 @@ def test_every_call_of_the_api_is_shown_as_it_is_typed() -> None:
     answers = [json.loads(answer) for answer in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
     assert {"service": "...", "replicas": 0, "message": "...", "wanted": 0} in answers
     assert "/services/web/scale -X PUT --json '{\"replicas\": 0}'" in page
+
+
+def test_every_code_of_an_error_has_a_row() -> None:
+    codes = {row.split("`")[1] for row in error_codes.page(ROOT).splitlines() if row.startswith("| `")}
+    pages = [*(ROOT / "haproxy" / "errors").glob("*.json"), ROOT / "haproxy" / "haproxy.cfg.j2"]
+    of_haproxy = {code for page in pages for code in re.findall(r'"code":"(\w+)"', page.read_text())}
+    of_services = set(re.findall(r"  ([a-z_]+)(?: +Retry-After)?$", pierhead.errors.__doc__ or "", re.MULTILINE))
+    assert {"internal", "no_replica"} <= of_services
+    assert {"queue_full", "route_not_found"} <= of_haproxy
+    assert (of_haproxy | of_services) - {"kind", "error", "remote", "settings"} <= codes
+    assert {"not_yet", "unknown_service", "forbidden"} <= codes
 
 
 def test_the_python_api_has_every_public_name() -> None:

@@ -12,7 +12,7 @@ from ...model.reports import EventOutcome
 from ...model.spec import Auth
 from ...model.world import Server
 from .document import Document
-from .services import GpuUse, NodeStatus, Service
+from .services import GpuUse, MachineDocument, NodeStatus, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,17 +327,6 @@ class Silences(Document):
 
     at: float
     silences: tuple[SilenceDocument, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MachineDocument(Document):
-    """What the machine has, and what it has left, as last read."""
-
-    cores: int
-    load: float
-    """Processes that ran or waited, on average of the last minute."""
-    memory_bytes: int
-    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

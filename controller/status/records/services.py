@@ -225,6 +225,17 @@ class NodeStatus(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class MachineDocument(Document):
+    """What the machine has, and what it has left, as last read."""
+
+    cores: int
+    load: float
+    """Processes that ran or waited, on average of the last minute."""
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Services(Document):
     """The whole stack, as `pierhead status` shows it."""
 
@@ -234,6 +245,8 @@ class Services(Document):
     gpus: tuple[GpuUse, ...]
     nodes: tuple[NodeStatus, ...]
     """None where the engine is one machine."""
+    machine: MachineDocument | None
+    """null: not known, or there are several."""
     gpu_memory_problem: str
     """Why the memory in use is not known, in words."""
     spec_problems: tuple[str, ...]

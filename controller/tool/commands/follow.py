@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import typer
 from .. import completion, feeds
 from .. import output as out
 from ..patience import patiently
-from .options import EVENTS_KEPT, Follow, OfService, Output, Service, connect
+from .options import EVENTS_KEPT, Follow, OfReplica, OfService, Output, Service, connect
 
 if TYPE_CHECKING:
     from ...status.records.answers import EventDocument, ReplicaLog
@@ -36,6 +37,7 @@ Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KE
 Lines = Annotated[
     int, typer.Option("-n", metavar="COUNT", min=1, max=MOST_LINES, help="how many lines of each replica")
 ]
+Grep = Annotated[str, typer.Option("--grep", metavar="PATTERN", help="only lines that match this regular expression")]
 
 
 def register(app: typer.Typer) -> None:
@@ -72,38 +74,51 @@ def events(
         shown = page.events
 
 
-def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
+def logs(
+    service: Service,
+    follow: Follow = False,
+    n: Lines = 100,
+    since: Since = "",
+    replica: OfReplica = "",
+    grep: Grep = "",
+    output: Output = "text",
+) -> None:
     """Show the last log lines of a service's replicas.
 
     On a terminal, JSON lines are shown as text, tracebacks as lines; in a pipe they stay JSON.
     """
-    as_json, api = out.is_json(output), connect()
-    query = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
+    as_json, api, pattern = out.is_json(output), connect(), feeds.pattern(grep)
+    # Of the lines that match, the last ones may be far back.
+    query = {"tail": str(MOST_LINES if grep else max(n, FOLLOWED_LINES) if follow else n)}
     if since:
         query["after"] = str(int(feeds.since_time(since, time.time())))
+    if replica:
+        query["replica"] = replica
     document = api.logs(service, query)
-    shown = {replica.name: feeds.timed(replica) for replica in document.replicas}
+    shown = {log.name: feeds.timed(log) for log in document.replicas}
     if not shown and not follow:
         out.complain(f"{service} has no replica now; `pierhead why {service}` says why")
     for name, lines in shown.items():
-        _print_lines(name, lines[-n:], as_json=as_json)
+        _print_lines(name, feeds.matching(lines, pattern)[-n:], as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
         # Ask only for newer lines, with an overlap for lines that were just being written.
         query["after"] = str(max(int(document.at - OVERLAP_S), 0))
         document = patiently(partial(api.logs, service, query))
-        for replica in document.replicas:
-            known = shown.get(replica.name, [])
-            shown[replica.name] = _follow_on(replica, known, float(query.get("after", 0)), as_json=as_json)
+        for log in document.replicas:
+            known, after = shown.get(log.name, []), float(query["after"])
+            shown[log.name] = _follow_on(log, known, after, pattern, as_json=as_json)
 
 
-def _follow_on(log: ReplicaLog, shown: list[feeds.LogLine], after: float, *, as_json: bool) -> list[feeds.LogLine]:
-    """Print the new lines of a replica's log; return all lines shown so far."""
+def _follow_on(
+    log: ReplicaLog, shown: list[feeds.LogLine], after: float, pattern: re.Pattern[str], *, as_json: bool
+) -> list[feeds.LogLine]:
+    """Print the new lines of a replica's log that match; return all lines that were looked at so far."""
     now = feeds.timed(log)
     fresh = feeds.new_lines(shown, now)
     if feeds.leaves_a_gap(shown, fresh, now, after):
         out.complain(f"{log.name} logs more than is sent at a time: lines are missing here")
-    _print_lines(log.name, fresh, as_json=as_json)
+    _print_lines(log.name, feeds.matching(fresh, pattern), as_json=as_json)
     return [*shown, *fresh][-MOST_LINES:]
 
 

@@ -24,6 +24,10 @@ Count = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="w
 Interval = Annotated[
     float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="with --watch: between two times")
 ]
+Rehearsed = Annotated[
+    list[str] | None,
+    typer.Option("--scale", metavar="SERVICE:N", help="with this number of replicas; repeatable"),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -98,13 +102,15 @@ def routes(output: Output = "text") -> None:
     _show(as_json, document, lambda width: tables.routes(document, width))
 
 
-def plan(output: Output = "text") -> None:
+def plan(scale: Rehearsed = None, output: Output = "text") -> None:
     """Show what the controller would do now, and why.
+
+    With --scale: what it would do after `pierhead scale` of that number, such as what would find no place.
 
     Ends with 2 while the compose files cannot be used: the plan is then that of the last good ones.
     """
     as_json = out.is_json(output)
-    document = connect().plan()
+    document = connect().plan(scale or ())
     if as_json:
         out.print_json(document)
     else:

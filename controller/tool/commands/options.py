@@ -29,6 +29,10 @@ OfService = Annotated[
     str,
     typer.Option("--service", metavar="SERVICE", help="of one service only", autocompletion=completion.services),
 ]
+OfReplica = Annotated[
+    str,
+    typer.Option("--replica", metavar="NAME", help="of this replica alone", autocompletion=completion.replicas),
+]
 
 
 def connect(change_timeout_s: float = CHANGE_TIMEOUT_S) -> ControllerApi:

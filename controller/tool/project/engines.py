@@ -23,6 +23,11 @@ class ProjectEngine(StrEnum):
         """The file of `.pierhead/` that includes it."""
         return "stack.yaml" if self is ProjectEngine.DOCKER else "swarm.yaml"
 
+    @property
+    def has_own_reader(self) -> bool:
+        """Whether its program reads the compose files, since they mean other things there."""
+        return self is ProjectEngine.SWARM
+
     def program(self, *words: str) -> tuple[str, ...]:
         """The command line of the program that knows this engine; () where the tool itself does."""
         return () if self is ProjectEngine.DOCKER else own_program("controller.swarm.tool", *words)

@@ -209,9 +209,12 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
         chosen = _choose(project, files, environment, others)
         is_new = not (project.root / stack_files.DIRECTORY).exists()
         stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
+        engine = engine_of(project, environment)
         try:
-            if _docker("compose", "version"):  # a machine without Compose is given it first
-                listed = ":".join([*files, stack_files.STACK_FILES[engine_of(project, environment)]])
+            if not engine.has_own_reader and _docker(
+                "compose", "version"
+            ):  # `up` installs a missing one
+                listed = ":".join([*files, stack_files.STACK_FILES[engine]])
                 validate(project.root, {**environment, **chosen, FILES: listed})
         except InvalidRequest:
             if is_new:

@@ -118,7 +118,7 @@ def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> 
 
 
 def document(*rows: Service, **changes: Any) -> Services:
-    return replace(Services("p", AT, rows, (), (), "", (), (), True, True, True), **changes)
+    return replace(Services("p", AT, rows, (), (), None, "", (), (), True, True, True), **changes)
 
 
 def event(message: str, kind: str = "create_container", **changes: Any) -> EventDocument:

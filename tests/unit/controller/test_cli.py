@@ -161,6 +161,11 @@ async def test_a_day_with_the_command(control: Control) -> None:
         assert "4 wanted: set by scale; the compose files say 2" in why
         assert json.loads(await shown("why", "web", "-o", "json"))["service"]["ready"] == 4
         assert await shown("plan") == "nothing to do\n"
+        assert "web-" in await shown("plan", "--scale", "web:6", "--scale", "api:2")
+        refused = await pierhead("plan", "--scale", "web")
+        assert (refused.code, refused.out) == (2, "")
+        assert "scale: expected name:replicas such as web:4, found 'web'" in refused.err
+        assert control.row("web") == (4, 4, 4), "nothing was changed"
         assert "knows no GPU" in await shown("gpus")
         assert "current, stable" in await shown("revisions", "web")
         assert "5 of 5 replicas ready" in await shown("status", "--watch", "-n", "1")
@@ -180,6 +185,12 @@ async def test_a_day_with_the_command(control: Control) -> None:
         assert (await shown("logs", "api", "-n", "1")).endswith(" | two\n")
         assert (await shown("logs", "api", "--since", "1h")).count("\n") == 2
         assert await shown("logs", "api", "--since", "2999-01-01") == ""
+        assert [line["line"] for line in await lines("logs", "api", "--grep", "^t.o$")] == ["two"]
+        refused = await pierhead("logs", "api", "--grep", "(")
+        assert (refused.code, refused.out) == (2, "")
+        assert "--grep: '(' is no regular expression: missing )" in refused.err
+        named = control.router.ready("web")[0]
+        assert all(line["replica"] == named for line in await lines("logs", "web", "--replica", named))
 
 
 async def test_a_call_of_a_service_that_does_not_exist_is_shown(control: Control) -> None:
@@ -204,6 +215,26 @@ async def test_a_followed_log_has_each_line_once(control: Control) -> None:
             seen += [await line(process) for _ in words]
         assert seen == [f"{name} | {word}\n".encode() for word in ["begins", *["tick"] * 4, "tock"]]
         assert await interrupted(process) == (130, "")
+
+
+async def test_a_command_inside_a_replica_is_docker_s(control: Control, tmp_path: Path) -> None:
+    docker = tmp_path / "programs" / "docker"
+    docker.parent.mkdir()
+    docker.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+    docker.chmod(0o755)
+    path = {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
+    async with served(control, web=2) as pierhead:
+        first, second = sorted(control.router.ready("web"))
+        done = await pierhead("exec", "web", "ls", "-l", "--help", **path)
+        assert (done.code, done.err) == (3, ""), "docker's own status"
+        assert done.out in {f"exec --interactive {name} ls -l --help\n" for name in (first, second)}
+        done = await pierhead("exec", "--replica", second, "web", **path)
+        assert done.out == f"exec --interactive {second} sh\n"
+        done = await pierhead("exec", "--replica", "other", "web", **path)
+        assert (done.code, done.out) == (2, "")
+        assert "web has no replica other now; it has " in done.err
+        assert await pierhead.offers("pierhead exec --replica p-w") == [], "the service is not named yet"
+        assert await pierhead.offers("pierhead logs web --replica p-w") == [first, second]
 
 
 async def test_what_a_shell_is_offered(control: Control) -> None:

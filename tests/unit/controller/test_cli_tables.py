@@ -33,6 +33,7 @@ from controller.status.records.answers import (
 from controller.status.records.services import (
     Failure,
     GpuSlotUse,
+    MachineDocument,
     RefusedAction,
     RejectionDocument,
     ReplicaState,
@@ -95,6 +96,12 @@ def picture(text: str) -> str:
 def test_every_state_has_a_colour() -> None:
     states = {state for kind in (ReplicaState, ServiceState, ShownAvailability) for state in get_args(kind)}
     assert states - tables.STYLES.keys() == {"active"}, "what is usual is not marked"
+
+
+def test_status_ends_with_what_the_machine_has_left() -> None:
+    machine = MachineDocument(cores=16, load=3.42, memory_bytes=64 << 30, free_bytes=41 << 30)
+    page = shown(tables.status(document(row(), machine=machine), TRAFFIC, 80), 80)
+    assert page.splitlines()[-1] == "machine: 41.0 GiB of 64.0 GiB of memory are free, load 3.4 on 16 cores"
 
 
 def test_status_on_a_narrow_terminal() -> None:

@@ -608,6 +608,14 @@ def test_a_project_that_is_refused_is_left_as_it_was(shop: Project, command: str
     assert sorted(shop.root.iterdir()) == sorted([*before, shop.root / "bin"])
 
 
+def test_a_project_for_a_swarm_is_read_by_the_swarms_own_program(shop: Project) -> None:
+    """There secrets may be Swarm's, and `deploy` has keys that one machine has not."""
+    (shop.root / "resolved").write_text(WEB.replace("route: /", "replicas: two") + "name: shop\n")
+    docker = 'case "$*" in "compose version"*) echo 2.26.1 ;; *" config") cat resolved ;; esac'
+    done = typed(shop.root, "init", docker=docker, PIERHEAD_ENGINE="swarm")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_ctrl_c_of_up_says_how_to_continue(shop: Project) -> None:
     (shop.root / "bin").mkdir()
     os.mkfifo(shop.root / "going")
