@@ -17,7 +17,7 @@ ABOUT = """\
 # The command
 
 `pierhead COMMAND` in a [project's directory](../how-to/own-repository.md) or below it; `./pierhead COMMAND` in the
-clone, or from anywhere ([how](../how-to/run-the-stack.md#the-command-from-anywhere)). Commands that print take
+clone, or from anywhere ([how](../how-to/run-the-stack.md#in-a-clone-of-pierhead)). Commands that print take
 `-o json`; events, logs and `status --watch` then print one document a line. `--timeout` bounds every wait. Ctrl-C ends
 a wait, and the requested change continues. Colours and bars are for terminals only (and not with `NO_COLOR`);
 elsewhere a row of a table is one line.

@@ -6,6 +6,7 @@ anything. Blocks write the default ports; the stack under test has others.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -70,7 +71,8 @@ EXAMPLES = [pytest.param(each, id=each.name) for page in PAGES for each in examp
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_does_what_the_page_says(stack: Stack, example: Example) -> None:
     interpreter = ["bash", "-euo", "pipefail", "-c"] if example.language == "bash" else [sys.executable, "-c"]
-    done = run([*interpreter, on_ports_of(stack, example.code)], 300, ROOT, stack.env)
+    own = {**stack.env, "PATH": f"{ROOT}:{stack.env.get('PATH', os.environ['PATH'])}"}  # where `pierhead` is
+    done = run([*interpreter, on_ports_of(stack, example.code)], 300, ROOT, own)
     assert done.returncode == 0, done.stdout + done.stderr
     if example.prints:
         assert pattern(example.prints).fullmatch(_CONTROL.sub("", done.stdout).strip()), done.stdout

@@ -211,9 +211,7 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
         stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
         engine = engine_of(project, environment)
         try:
-            if not engine.has_own_reader and _docker(
-                "compose", "version"
-            ):  # `up` installs a missing one
+            if not engine.has_own_reader and _docker("compose", "version"):  # `up` installs a missing one
                 listed = ":".join([*files, stack_files.STACK_FILES[engine]])
                 validate(project.root, {**environment, **chosen, FILES: listed})
         except InvalidRequest:
