@@ -29,7 +29,7 @@ async def told_to_go(word: str) -> None:
         await asyncio.sleep(0.01)
 
 
-class Worker(Service, replicas=2, max_ongoing_requests=1, max_queued_requests=1):
+class Worker(Service, replicas=2, max_ongoing_requests=1, max_queued_requests=2):
     def __init__(self) -> None:
         if said("broken"):
             raise RuntimeError("no weights")

@@ -116,7 +116,7 @@ async def test_requests_wait_in_a_bounded_queue(place: Place) -> None:
 
 
 async def test_calls_between_services_wait_in_the_same_kind_of_queue(place: Place) -> None:
-    """Each replica of the door has a handle of its own, whose queue has one place."""
+    """Each replica of the door has a handle of its own, and one may get both workers: the other one queues both."""
     asked = [asyncio.create_task(place.get("/worker")) for _ in range(4)]
     await until(lambda: place.count("works-*") == 2, "both workers are full")
     place.say("go")

@@ -28,6 +28,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from pierhead.testing import Stack
 from PIL import Image
 
+from tests.harness.collector import collecting
 from tests.harness.load import Load
 from tests.harness.ports import free_ports
 from tests.harness.stack import ROOT, request
@@ -590,14 +591,21 @@ def test_the_fraud_example_decides_also_without_redis(programs: Path, tmp_path: 
         assert decision(20) == {"decision": "review", "risk": None}
 
 
-def test_the_example_with_pictures_names_colours(programs: Path, tmp_path: Path) -> None:
+def test_the_example_with_pictures_names_colours_and_sends_its_spans(programs: Path, tmp_path: Path) -> None:
     user = copied("pictures", programs, tmp_path / "pictures")
     made = io.BytesIO()
     Image.new("RGB", (2000, 1500), "red").save(made, "PNG")
-    with user.cleaned_up():
+    gateway = docker.from_env().networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
+    with user.cleaned_up(), collecting(gateway) as collector:
+        with (user.directory / ".env").open("a") as env:
+            env.write(f"OTEL_EXPORTER_OTLP_ENDPOINT={collector.url}\n")
         user.does("pierhead", "up")
         url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}/colours"
-        assert request(url, "POST", made.getvalue()).json == {"red": 1.0}
+        traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+        assert request(url, "POST", made.getvalue(), traced).json == {"red": 1.0}
+        services, trace = {"upload", "decoder", "classifier"}, bytes.fromhex("0af7651916cd43dd8448eb211c80319c")
+        eventually(lambda: collector.services_of(trace) == services, "each service's spans are at the collector")
+        assert "batch Classifier.shares" in {span.name for _, span in collector.spans if span.trace_id == trace}
 
 
 def test_the_workflow_of_the_page_passes_in_a_new_project(programs: Path, wheel: Path, tmp_path: Path) -> None:

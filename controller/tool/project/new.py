@@ -65,7 +65,7 @@ USER pierhead
 CMD ["python", "-m", "pierhead", "serve", "app:app"]
 """
 
-_IGNORED = ".*\ntls\n**/__pycache__\n"
+_IGNORED = ".*\ntls\nsecrets\n**/__pycache__\n"
 
 _REQUIREMENTS = """\
 # What app.py imports beyond Pierhead, for its image and for your own environment.
@@ -76,6 +76,7 @@ NOT_IN_GIT = """\
 # The ports and secrets of this machine.
 .env
 /tls/
+/secrets/
 .venv/
 __pycache__/
 """

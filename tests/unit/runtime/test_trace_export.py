@@ -21,6 +21,7 @@ from pierhead.errors import SettingsError
 from pierhead.trace import TraceSampler
 from pierhead.tracing import export
 
+from tests.harness.collector import Spans, spans_of
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, until
 
@@ -53,15 +54,13 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     """A collector for OTLP over HTTP and gRPC."""
 
     def __init__(self) -> None:
-        self.spans: list[tuple[Mapping[str, str], trace_pb2.Span]] = []
+        self.spans: Spans = []
         self.status = 200
         self.asked = 0
         self.urls: dict[str, str] = {}
 
     def take(self, request: trace_service_pb2.ExportTraceServiceRequest) -> None:
-        for resource_spans in request.resource_spans:
-            resource = {each.key: each.value.string_value for each in resource_spans.resource.attributes}
-            self.spans += [(resource, span) for scope in resource_spans.scope_spans for span in scope.spans]
+        self.spans += spans_of(request)
 
     async def post(self, request: web.Request) -> web.Response:
         self.asked += 1

@@ -46,6 +46,12 @@ async def asgi_application(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": f"asgi {scope['client'][0]}".encode()})
 
 
+def listens(path: str) -> bool:
+    """Whether a connection is taken: the file is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(path) == 0
+
+
 async def get(path: str, page: str = "/") -> tuple[int, str]:
     through_haproxy = {"x-forwarded-for": "10.0.0.1, 10.0.0.9"}
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), headers=through_haproxy) as session:
@@ -96,7 +102,7 @@ async def test_progress_of_a_start_at_a_socket(tmp_path: Path, monkeypatch: pyte
     start = Start({"PIERHEAD_REPLICA": "r1"})
     start.report("loading weights", 1, 4)
     try:
-        await until(lambda: os.path.exists(path), "it listens")
+        await until(lambda: listens(path), "it listens")
         status, text = await get(path, "/readyz")
         assert (status, "loading weights, 25 %" in text) == (503, True)
     finally:
