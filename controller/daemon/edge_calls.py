@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -30,16 +29,12 @@ from ..status.methods import RpcForm, rpc_form
 from ..status.records.answers import TryEnd, TryHead, TryPart
 from ..status.records.changes import Try
 from ..status.records.document import as_json
-from .live import STREAM_HEADERS, WRITE_S
-
-logger = logging.getLogger(__name__)
+from .event_stream import send_events
 
 MOST_CALLS = 16
 """At a time."""
 MOST_BYTES = 1024 * 1024
 """Of an answer's body; the rest is not read."""
-GONE_S = 0.25
-"""How often it is looked whether the page is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,32 +169,15 @@ class EdgeCalls:
         """Answer with the parts of a call, until it ends, the page goes, or the controller ends."""
         self._running += 1
         try:
-            return await self._streamed(request, parts)
+            return await send_events(request, _events(parts), self._closing)
         finally:
             self._running -= 1
 
-    async def _streamed(self, request: web.Request, parts: AsyncGenerator[TryPart, None]) -> web.StreamResponse:
-        response = web.StreamResponse(headers=STREAM_HEADERS)
-        await response.prepare(request)
 
-        async def send() -> None:
-            async with aclosing(parts):
-                async for part in parts:
-                    async with asyncio.timeout(WRITE_S):
-                        await response.write(f"data: {json.dumps(part, default=as_json)}\n\n".encode())
-
-        sending = asyncio.ensure_future(send())
-        try:
-            while not (sending.done() or request.transport is None or self._closing.is_set()):
-                await asyncio.wait({sending}, timeout=GONE_S)
-        finally:
-            sending.cancel()
-            (outcome,) = await asyncio.gather(sending, return_exceptions=True)
-        if isinstance(outcome, TimeoutError) and request.transport is not None:
-            request.transport.abort()  # the page reads nothing
-        elif isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
-            logger.error("a request that is tried ended through a bug", exc_info=outcome)
-        return response
+async def _events(parts: AsyncGenerator[TryPart, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield f"data: {json.dumps(part, default=as_json)}\n\n"
 
 
 def _traceparent(request_id: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from aiohttp import web
 
 from ..errors import TooMany
 from ..status.live import SentPart, changes
+from .event_stream import send_events
 
 MOST = 64
 """Pages at a time."""
@@ -18,9 +17,6 @@ PAUSE_S = 0.2
 """Between two looks: an event is seen well within a second, and a busy stack costs five messages a second."""
 ALIVE_S = 15.0
 """After this time without a change a comment is sent, which fails where the page has gone."""
-WRITE_S = 30.0
-"""A page that reads nothing for this long is disconnected."""
-STREAM_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _ALIVE = ": nothing has changed\n\n"
 
 
@@ -39,36 +35,26 @@ class Live:
         """Send one page what it shows, until it goes or the controller ends. Raises TooMany."""
         if self._watching >= MOST:
             raise TooMany(f"{MOST} pages watch this stack already; close one, and repeat")
-        response = web.StreamResponse(headers=STREAM_HEADERS)
         self._parts(asyncio.get_running_loop().time())  # what goes wrong here is answered as an error
         self._watching += 1
         try:
-            await response.prepare(request)
-            await self._send(response)
-        except ConnectionError:
-            pass  # the page has gone
-        except TimeoutError:  # what waits to be sent would keep the socket
-            if request.transport is not None:
-                request.transport.abort()
+            return await send_events(request, self._events(), self._closing)
         finally:
             self._watching -= 1
-        return response
 
     def _parts(self, now: float) -> Mapping[str, SentPart]:
         if now >= self._look_at:
             self._seen, self._look_at = self._look(), now + PAUSE_S / 2
         return self._seen
 
-    async def _send(self, response: web.StreamResponse) -> None:
+    async def _events(self) -> AsyncGenerator[str, None]:
         sent: Mapping[str, SentPart] = {}
-        loop, written_at = asyncio.get_running_loop(), 0.0
-        while not self._closing.is_set():
+        loop, sent_at = asyncio.get_running_loop(), 0.0
+        while True:
             now = self._parts(loop.time())
-            text = "".join(changes(sent, now)) or (_ALIVE if loop.time() - written_at >= ALIVE_S else "")
+            text = "".join(changes(sent, now)) or (_ALIVE if loop.time() - sent_at >= ALIVE_S else "")
             if text:
-                async with asyncio.timeout(WRITE_S):
-                    await response.write(text.encode())
-                written_at = loop.time()
+                yield text
+                sent_at = loop.time()
             sent = now
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), PAUSE_S)
+            await asyncio.sleep(PAUSE_S)

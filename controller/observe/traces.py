@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 from ..model.world import ReplicaContainer
 from .prober import Prober, Subject
+from .shared import SharedAnswers
 
 MOST_AT_ONCE = 16
 """Replicas that are asked at the same time."""
-
-FRESH_S = 2.0
-"""How long an answer is given to others who ask, such as further pages of the console."""
 
 LONGEST_S = 5.0
 """How long all of them are asked; those that have not answered by then are silent."""
@@ -42,15 +40,11 @@ class ReplicaTraces:
     def __init__(self, prober: Prober, ask: AskTraces) -> None:
         self._prober = prober
         self._ask = ask
-        self._last: tuple[float, asyncio.Future[tuple[list[KeptByReplica], list[str]]]] | None = None
-        """When they were asked, and what they answer."""
+        self._shared = SharedAnswers[tuple[list[KeptByReplica], list[str]]](lambda: asyncio.get_running_loop().time())
 
     async def read(self, replicas: Iterable[ReplicaContainer]) -> tuple[list[KeptByReplica], list[str]]:
         """What they keep, at most FRESH_S old, and the names of those that did not say."""
-        now = asyncio.get_running_loop().time()
-        if self._last is None or now - self._last[0] >= FRESH_S:
-            self._last = now, asyncio.ensure_future(self._read(tuple(replicas)))
-        return await asyncio.shield(self._last[1])
+        return await self._shared.of("all", lambda: self._read(tuple(replicas)))
 
     async def _read(self, replicas: Iterable[ReplicaContainer]) -> tuple[list[KeptByReplica], list[str]]:
         places = asyncio.Semaphore(MOST_AT_ONCE)

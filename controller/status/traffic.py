@@ -5,18 +5,17 @@ The numbers are those of the dashboard, which the replicas count; of an image wi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from ..errors import PrometheusError
 from ..observe.prometheus import Series
+from ..observe.shared import SharedAnswers
 from .records.answers import LLMTraffic, ServiceTraffic, Traffic
 
 AskSeries = Callable[[str, float, float, float], Awaitable[Sequence[Series]]]
 """Returns the series of a query from a unix time to another one, so many seconds apart; raises PrometheusError."""
 
 MOST_POINTS = 90
-FRESH_S = 2.0
 LEAST_STEP_S = 5.0
 """How often Prometheus reads the replicas."""
 WINDOW_S = 30
@@ -34,16 +33,11 @@ class TrafficReader:
     def __init__(self, ask: AskSeries, wall: Callable[[], float]) -> None:
         self._ask = ask
         self._wall = wall
-        self._last: dict[int, tuple[float, asyncio.Future[Traffic]]] = {}
-        """By minutes: when it was asked, and the answer."""
+        self._shared = SharedAnswers[Traffic](wall)
 
     async def of(self, minutes: int) -> Traffic:
         """The traffic of the last minutes, at most FRESH_S old."""
-        now = self._wall()
-        self._last = {key: one for key, one in self._last.items() if 0 <= now - one[0] < FRESH_S}
-        if minutes not in self._last:
-            self._last[minutes] = now, asyncio.ensure_future(read(self._ask, minutes, now))
-        return await asyncio.shield(self._last[minutes][1])
+        return await self._shared.of(minutes, lambda: read(self._ask, minutes, self._wall()))
 
 
 async def read(ask: AskSeries, minutes: int, wall: float) -> Traffic:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from controller.errors import PrometheusError
 from controller.observe.prometheus import Series
+from controller.observe.shared import FRESH_S
 from controller.status.records.answers import LatestTraffic
-from controller.status.traffic import FRESH_S, TrafficReader, expression, read
+from controller.status.traffic import TrafficReader, expression, read
 
 NOW = 1_000.0
 
