@@ -54,7 +54,9 @@ async function request(method, path, body, signal) {
   throw new ApiError(response.status, said?.error?.message ?? `the controller answered ${response.status}`);
 }
 
-// What the page shows, part by part (see /api/v1/live). Listeners are called at most once a frame.
+const DRAWN_MS = 400; // an event is seen within a second, and a busy stack is drawn twice in it
+
+// What the page shows, part by part (see /api/v1/live). Listeners are called at once, and then at most every DRAWN_MS.
 class Store {
   stack = null;
   plan = null;
@@ -63,6 +65,7 @@ class Store {
   connection = { state: "connecting", since: Date.now(), problem: "" };
   #listeners = new Set();
   #isDue = false;
+  #drawnAt = -DRAWN_MS;
   #attempt = null;
 
   subscribe(listener) {
@@ -73,10 +76,12 @@ class Store {
   changed() {
     if (this.#isDue) return;
     this.#isDue = true;
-    requestAnimationFrame(() => {
+    const draw = () => {
       this.#isDue = false;
+      this.#drawnAt = performance.now();
       this.#listeners.forEach((listener) => listener());
-    });
+    };
+    setTimeout(() => requestAnimationFrame(draw), Math.max(0, this.#drawnAt + DRAWN_MS - performance.now()));
   }
 
   // Ends the present stream, if there is one, and begins another.

@@ -5,6 +5,7 @@ import { call } from "./api.js";
 import { usePolling } from "./polling.js";
 
 const EVERY_MS = 1500;
+const REPLICA_MS = 75; // of many replicas, each is asked no more often than this allows
 const TAIL = 300;
 const OVERLAP_S = 5;
 const MOST_LINES = 1000;
@@ -39,18 +40,20 @@ export function Logs({ service }) {
 
 // The first answer has the last lines of each replica, later ones what is new; OVERLAP_S is what `pierhead logs -f` has.
 function useLogs(service, replica, isFollowed) {
-  const [found, setFound] = useState({ logs: [], at: 0, of: "", problem: "" });
+  const [found, setFound] = useState({ logs: [], asked: 0, at: 0, of: "", problem: "" });
   const at = useRef(0);
   at.current = found.of === replica ? found.at : 0; // another choice begins with the last lines
   const ask = () => {
     const after = at.current ? `&after=${Math.max(0, Math.floor(at.current - OVERLAP_S))}` : "";
     const only = replica ? `&replica=${encodeURIComponent(replica)}` : "";
-    const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${TAIL}${after}${only}`;
+    const tail = replica || !at.current ? TAIL : MOST_LINES;
+    const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${tail}${after}${only}`;
     return call("GET", path).catch((error) => ({ problem: error.message }));
   };
   const take = ({ problem, replicas, at: now }) =>
-    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas), at: now, of: replica, problem: "" }));
-  usePolling(ask, take, EVERY_MS, isFollowed, [service, replica, isFollowed]);
+    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas), asked: replicas.length, at: now, of: replica, problem: "" }));
+  const everyMs = replica ? EVERY_MS : Math.max(EVERY_MS, REPLICA_MS * found.asked);
+  usePolling(ask, take, everyMs, isFollowed, [service, replica, isFollowed]);
   return found;
 }
 

@@ -1,6 +1,6 @@
 // One service: why it is in its state, its replicas, its traffic, its logs, and what can be changed.
 
-import { html } from "./lib/preact.js";
+import { html, useMemo } from "./lib/preact.js";
 import { Changes } from "./changes.js";
 import { EventList } from "./events.js";
 import { Model } from "./llm.js";
@@ -14,6 +14,9 @@ import { age, count } from "./words.js";
 export function ServicePage({ row, shown, traffic, caller }) {
   const role = caller?.role ?? "read";
   const own = [...shown.events.values()].filter((event) => event.service === row.name);
+  // What other parts of the stack do changes neither of these, and both may be long.
+  const replicas = useMemo(() => html`<${ReplicaTable} row=${row} />`, [row]);
+  const logs = useMemo(() => html`<${Logs} service=${row.name} />`, [row.name]);
   return html`
     <h1>${row.name} <${State} state=${row.state} /></h1>
     <p><${Replicas} row=${row} /> ${row.ready} ready, ${row.wanted} wanted: ${row.who_decides}</p>
@@ -24,9 +27,9 @@ export function ServicePage({ row, shown, traffic, caller }) {
     <${Grafana} row=${row} port=${shown.stack.grafana_port} />
     ${row.models.length > 0 && html`<${Model} row=${row} shown=${shown} traffic=${traffic} role=${role} />`}
     <${Try} row=${row} role=${role} />
-    <${ReplicaTable} row=${row} />
-    <section class="panel"><h2>Logs</h2><${Logs} service=${row.name} /></section>
-    <section class="panel"><h2>Events</h2><${EventList} events=${own} /></section>
+    ${replicas}
+    <section class="panel"><h2>Logs</h2>${logs}</section>
+    <section class="panel"><h2>Events</h2><${EventList} events=${own} most=${50} /></section>
     <${Facts} row=${row} />`;
 }
 

@@ -566,7 +566,7 @@ async def _name_build(request: web.Request, response: web.StreamResponse) -> Non
 # --------------------------------------------------------------------------------------------------------------- calls
 
 _REHEARSAL = Query("scale", "As name:replicas, repeatable: the plan that there would be with these numbers.")
-_PLAN_FORMAT = Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"})
+_PLAN_FORMAT = Query("format", "text: what `pierhead plan` prints.", {"enum": ["json", "text"], "default": "json"})
 _LOG_QUERY = (
     whole_query("tail", "Lines of each replica.", 1, MOST_LINES, 100),
     whole_query("after", "Only lines later than this unix time.", 0),

@@ -24,7 +24,10 @@ async def send_events(
 ) -> web.StreamResponse:
     """Answer with the text of events. An end of the page is not an error."""
     response = web.StreamResponse(headers=_HEADERS)
-    await response.prepare(request)
+    try:
+        await response.prepare(request)
+    except ConnectionError:
+        return response  # the page has gone
 
     async def send() -> None:
         async with aclosing(events):

@@ -21,7 +21,7 @@ class SharedAnswers(Generic[T]):
         """By question: when it was asked, and the answer."""
 
     async def of(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer, at most FRESH_S old. One who leaves takes it from nobody else."""
+        """The answer, at most FRESH_S old. A caller that is cancelled does not cancel it for the others."""
         now = self._now()
         self._last = {key: one for key, one in self._last.items() if 0 <= now - one[0] < FRESH_S}
         if question not in self._last:

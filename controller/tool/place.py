@@ -85,7 +85,7 @@ def decide(
     asks = "_PIERHEAD_COMPLETE" in environment  # a shell, for completions
     if command in handover.COMMANDS and not asks:
         return There((str(handover.interpreter(start, environment)), "-m", "pierhead", *words))
-    own_words = words[:2] if command == "exec" else words  # the others are the command's that it runs
+    own_words = words[:2] if command == "exec" else words  # what follows is the command that runs in the replica
     if not asks and (command in (*HERE, "--version") or {"--help", "-h"} & set(own_words)):
         return Here()
     if first_two in OF_THE_MACHINE:
@@ -127,11 +127,9 @@ def _in_project(
     reads_files = {**own, "COMPOSE_FILE": stack.files, "COMPOSE_PROJECT_NAME": stack.name}
     if program := stack.engine.program(*words):
         return Here(reads_files) if needs_none else There(program)
-    if command == "logs" and (len(words) == 1 or words[1] in stack.own_services):
-        services = words[1:] or stack.own_services[:3]
-        return There(
-            ("docker", "compose", "logs", "--tail", LOG_LINES, *services), {"COMPOSE_FILE": stack.files}, project.root
-        )
+    if command == "logs" and (named := _own_services_in(words, stack)):
+        logs = ("docker", "compose", "logs", "--tail", LOG_LINES, *named)
+        return There(logs, {"COMPOSE_FILE": stack.files}, project.root)
     controller = stack.controller()
     elsewhere = controller is not None and stack.is_elsewhere(controller.directory)
     if controller is not None and elsewhere and not (asks or needs_none):
@@ -143,6 +141,20 @@ def _in_project(
         return Here(reads_files, status)
     kind = {"PIERHEAD_OWN_STACK": stack.kind} if is_tools_own and not elsewhere else {}
     return Here({**own, **kind, **_addresses(stack, controller, asks=asks, command=command)})
+
+
+def _own_services_in(words: Sequence[str], stack: ProjectStack) -> Sequence[str]:
+    """The stack's own services whose logs are asked for, with Compose's options. Raises InvalidRequest."""
+    named = [word for word in words[1:] if word in stack.own_services]
+    if len(words) > 1 and not named:
+        return ()
+    for word in words:
+        if word.partition("=")[0] in ("--grep", "--replica"):
+            raise InvalidRequest(
+                f"{word.partition('=')[0]} is for services with x-serve; for the stack's own services type: "
+                f"docker compose logs {' '.join(named) or 'haproxy'} | grep PATTERN"
+            )
+    return words[1:] or stack.own_services[:3]
 
 
 def _tell_another_build(project: Project, warn: Callable[[str], None]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pierhead.errors import PierheadError, RemoteError, SettingsError
+from pierhead.errors import Backpressure, PierheadError, RemoteError, SettingsError
 
 from controller.errors import ControllerError
 from docs.generate.markdown import cell
@@ -18,9 +18,10 @@ ABOUT = """\
 # Error codes
 
 An HTTP answer that is an error has the body `{"error": {"code": "...", "message": "...", "request_id": "..."}}`, and a
-gRPC call has a status. The table has every `code`. [Errors](errors.md) is about your own code: how it raises and
-catches them. [Troubleshooting](../how-to/troubleshooting.md) says what to do. *From* is a replica (*service*),
-HAProxy, or the controller's [REST API](rest-api.md).
+gRPC call has a status. The table has the codes of services, HAProxy and the controller's [REST API](rest-api.md); the
+column *from* says whose each is. [The gateway of language models](../how-to/llm-gateway.md#errors) has more of its own.
+[Errors](errors.md) is about your own code: how it raises and catches them.
+[Troubleshooting](../how-to/troubleshooting.md) says what to do.
 
 | code | HTTP | gRPC | from | meaning |
 |---|---|---|---|---|
@@ -29,6 +30,8 @@ Base = TypeVar("Base")
 _STATUS = re.compile(r"status (\d+|\{\{ service\.refusal_status \}\}) [^\n]*?/([\w-]+)\.json")
 _REFUSAL = re.compile(r'refusal\(service, (\d+), "([\w-]+)"')
 _VARIABLE = re.compile(r"%\[var\(txn\.(\w+)\)\]")
+_OVERLOADED = "503"
+"""The page whose status is that of the service's `backpressure`."""
 _NOT_FOUND = "No service has this route. The answer lists the routes if `.env` says `PIERHEAD_ROUTES=shown`."
 
 
@@ -58,7 +61,8 @@ def _of_services() -> Iterator[Code]:
             and found not in (RemoteError, SettingsError)
             and found.__module__ == PierheadError.__module__
         ):
-            yield Code(found.kind, str(found.http_status), found.grpc_status.name, "service", _first(found))
+            status = f"{found.http_status} or 429" if found is Backpressure else str(found.http_status)
+            yield Code(found.kind, status, found.grpc_status.name, "service", _first(found))
 
 
 def _of_haproxy(directory: Path) -> Iterator[Code]:
@@ -69,13 +73,14 @@ def _of_haproxy(directory: Path) -> Iterator[Code]:
     for path in sorted((directory / "errors").glob("*.json")):
         error = json.loads(path.read_text(encoding="utf-8"))["error"]
         meaning = _VARIABLE.sub(lambda found: f"<{found[1]}>", error["message"])
-        yield Code(error["code"], ", ".join(sorted(statuses[path.stem])), "", "HAProxy", meaning)
+        status = "503 or 429" if path.stem == _OVERLOADED else ", ".join(sorted(statuses[path.stem]))
+        yield Code(error["code"], status, "", "HAProxy", meaning)
     yield Code("route_not_found", "404", "UNIMPLEMENTED", "HAProxy", _NOT_FOUND)
 
 
 def _of_the_controller() -> Iterator[Code]:
     for found in _below(ControllerError):
-        if found.http_status != ControllerError.http_status:
+        if found.http_status != ControllerError.http_status and found.__module__ == ControllerError.__module__:
             yield Code(_snake(found.__name__), str(found.http_status), "", "controller", _first(found))
 
 

@@ -32,7 +32,7 @@ PURPOSES = {
         *("route", "host", "strip_prefix", "grpc_services", "application", "router", "protocol", "port", "listen"),
         *("auth", "allow", "streams_requests"),
     ),
-    "How much it takes, and for how long": (
+    "Limits and timeouts": (
         *("max_ongoing_requests", "max_queued_requests", "backpressure", "request_timeout_s", "body_timeout_s"),
     ),
     "Start, health and end": (
@@ -42,9 +42,9 @@ PURPOSES = {
     "New versions": ("rollout", "canary"),
     "GPUs and memory": ("gpu", "shared_memory"),
     "The service itself": ("user_config", "run_user_code_in_separate_thread", "llm", "scale"),
-    "What it tells": ("logging", "metrics", "debug"),
+    "Logs and metrics": ("logging", "metrics", "debug"),
 }
-"""The keys at the top of a block, by what one wants of them. A key that is not here stands at the end."""
+"""The keys at the top of a block, by purpose. A key that is not here stands at the end."""
 HEADINGS = {
     "reference": ("Every service", "The block itself, and two keys of Compose around it."),
     "autoscaled": ("Autoscaling", "Keys of `autoscale`, in place of `replicas`."),

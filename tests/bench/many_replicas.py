@@ -74,7 +74,7 @@ def main() -> None:
             asyncio.run(measure(many(Path(directory), replicas, options.nodes, options.gpus), options))
 
 
-def many(directory: Path, replicas: int, nodes: int, gpus: int) -> Many:
+def many(directory: Path, replicas: int, nodes: int = 0, gpus: int = 0, kind: type[Many] = Many) -> Many:
     """So many replicas of a routed service; on nodes, a third of them of one that has a GPU for each."""
     on_gpus = min(replicas // 3, nodes * gpus)
     image = "registry.example:5000/tiny@sha256:" + 64 * "a" if nodes else "image/tiny"
@@ -95,7 +95,7 @@ def many(directory: Path, replicas: int, nodes: int, gpus: int) -> Many:
     if on_gpus:
         specs.append(replace(tiny, name="large", route="/large", replicas=on_gpus, gpu=GpuRequest(1)))
     if not nodes:
-        return Many.of(directory, *specs)
+        return kind.of(directory, *specs)
     swarm = FakeSwarmEngine(wall_clock)
     for number in range(1, nodes + 1):
         swarm.add_node(f"n{number:02}", gpus, is_manager=number <= 3)

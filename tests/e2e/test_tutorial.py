@@ -60,8 +60,8 @@ def test_the_tutorial(programs: Path, tmp_path: Path) -> None:
                 print(f"{typed}\n{printed}")
                 return bool(shown.search(printed))
 
-            if typed.startswith("docker compose logs"):  # an alert takes some time
-                eventually(is_printed, "the alert arrives", 120, every_s=2)
+            if re.search(r"^docker compose logs|/api/v1/traces", typed, re.MULTILINE):  # these take some time
+                eventually(is_printed, f"{typed}\nexpected: {expected}", 120, every_s=2)
             else:
                 assert is_printed(), f"{typed}\nexpected: {expected}"
         assert user.containers() == {}, "the last block has removed it"

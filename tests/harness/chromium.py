@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import docker
-from playwright.async_api import Browser, async_playwright
+from docker.models.containers import Container
+from playwright.async_api import Browser, Route, async_playwright
 
+from tests.harness.place import TAG
 from tests.harness.ports import free_ports
 from tests.harness.stack import request
 from tests.harness.waiting import eventually
@@ -54,3 +58,30 @@ async def driven(address: str) -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+def container_at(client: docker.DockerClient, address: str) -> Container:
+    """The container whose browser has this debugging port."""
+    (found,) = [
+        each
+        for each in client.containers.list(filters={"label": "pierhead.test=chromium"})
+        if f"--remote-debugging-port={address.rpartition(':')[2]}" in each.attrs["Args"]
+    ]
+    return found
+
+
+def console_libraries(client: docker.DockerClient, directory: Path) -> Path:
+    """The directory of the console's libraries: those of the controller's image, copied into `directory`."""
+    container = client.containers.create(f"pierhead/controller:{TAG}", labels={"pierhead.test": "console"})
+    try:
+        chunks, _ = container.get_archive("/app/controller/console/lib")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+            archive.extractall(directory, filter="data")
+    finally:
+        container.remove(force=True)
+    return directory / "lib"
+
+
+async def fulfil(route: Route, libraries: Path) -> None:
+    """Answer a page's request for a library."""
+    await route.fulfill(path=libraries / route.request.url.rsplit("/", 1)[-1])

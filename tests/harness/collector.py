@@ -29,7 +29,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Spans:
 
 @dataclass
 class Collector:
-    """What has come."""
+    """What the collector has received."""
 
     url: str
     spans: Spans = field(default_factory=list)
@@ -38,12 +38,16 @@ class Collector:
         """The services that have sent spans of a trace."""
         return {resource["service.name"] for resource, span in self.spans if span.trace_id == trace_id}
 
+    def names_of(self, trace_id: bytes) -> set[str]:
+        """The names of the spans of a trace."""
+        return {span.name for _, span in self.spans if span.trace_id == trace_id}
+
 
 @contextlib.contextmanager
 def collecting(address: str) -> Iterator[Collector]:
     """It listens at this address of the machine, at a port of its own."""
 
-    class Taker(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
@@ -54,7 +58,7 @@ def collecting(address: str) -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
             pass
 
-    server = ThreadingHTTPServer((address, 0), Taker)
+    server = ThreadingHTTPServer((address, 0), Handler)
     found = Collector(f"http://{address}:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import re
-import tarfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
@@ -23,7 +21,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
-from playwright.async_api import FloatRect, Locator, Page, Route, expect
+from playwright.async_api import FloatRect, Locator, Page, expect
 
 from controller.api_tokens import digest_of, read_tokens
 from controller.daemon.callers import Gatekeeper
@@ -35,8 +33,7 @@ from controller.observe.prometheus import AlertRule, FiringAlert, Series
 from tests.fakes.fake_alertmanager import FakeAlertmanager
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.applications import contract
-from tests.harness.chromium import driven, running
-from tests.harness.place import TAG
+from tests.harness.chromium import console_libraries, driven, fulfil, running
 from tests.harness.stack import EVIDENCE
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, version
@@ -45,7 +42,6 @@ from tests.unit.controller.worlds import gpu_service, gpus, service
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 expect.set_options(timeout=PATIENCE_S * 1000)  # a browser's first page may take seconds, where both cores are busy
 
-CONTROLLER = f"pierhead/controller:{TAG}"
 PICTURES = Path(os.environ.get("PIERHEAD_SCREENSHOTS", EVIDENCE / "console"))
 DESK, PHONE = (1300, 900), (390, 844)
 LONG: FloatRect = {"x": 0, "y": 0, "width": 1285, "height": 1500}
@@ -69,16 +65,7 @@ def chromium(engine: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def libraries(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the libraries in the controller's image."""
-    directory = tmp_path_factory.mktemp("console")
-    container = engine.containers.create(CONTROLLER, labels={"pierhead.test": "console"})
-    try:
-        chunks, _ = container.get_archive("/app/controller/console/lib")
-        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
-            archive.extractall(directory, filter="data")
-    finally:
-        container.remove(force=True)
-    return directory / "lib"
+    return console_libraries(engine, tmp_path_factory.mktemp("console"))
 
 
 @pytest.fixture(scope="module")
@@ -230,9 +217,6 @@ async def seen(
     """A page of the browser; what goes wrong in it fails the test. `inspected`: scripts of the test may run in it."""
     wrong: list[str] = []
 
-    async def library(route: Route) -> None:
-        await route.fulfill(path=libraries / route.request.url.rsplit("/", 1)[-1])
-
     async with driven(chromium) as browser:
         context = await browser.new_context(
             viewport={"width": size[0], "height": size[1]},
@@ -241,7 +225,7 @@ async def seen(
         )
         page = await context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        await page.route("**/console/lib/*", library)
+        await page.route("**/console/lib/*", partial(fulfil, libraries=libraries))
         yield page
         await context.close()
     assert wrong == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ from ..patience import patiently
 from .options import EVENTS_KEPT, Follow, OfReplica, OfService, Output, Service, connect
 
 if TYPE_CHECKING:
-    from ...status.records.answers import EventDocument, ReplicaLog
+    from ...status.records.answers import EventDocument, Logs, ReplicaLog
     from ..api import ControllerApi
 
 FOLLOW_S = 1.0
@@ -37,7 +37,10 @@ Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KE
 Lines = Annotated[
     int, typer.Option("-n", metavar="COUNT", min=1, max=MOST_LINES, help="how many lines of each replica")
 ]
-Grep = Annotated[str, typer.Option("--grep", metavar="PATTERN", help="only lines that match this regular expression")]
+Grep = Annotated[
+    str,
+    typer.Option("--grep", metavar="PATTERN", help="only lines, as replicas wrote them, that match it"),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -88,26 +91,37 @@ def logs(
     On a terminal, JSON lines are shown as text, tracebacks as lines; in a pipe they stay JSON.
     """
     as_json, api, pattern = out.is_json(output), connect(), feeds.pattern(grep)
-    # Of the lines that match, the last ones may be far back.
     query = {"tail": str(MOST_LINES if grep else max(n, FOLLOWED_LINES) if follow else n)}
     if since:
         query["after"] = str(int(feeds.since_time(since, time.time())))
     if replica:
         query["replica"] = replica
-    document = api.logs(service, query)
-    shown = {log.name: feeds.timed(log) for log in document.replicas}
+    shown, at = {}, time.time()
+    for document in _first(api, service, query, one_by_one=bool(grep and not replica)):
+        at = document.at
+        for log in document.replicas:
+            shown[log.name] = feeds.timed(log)
+            _print_lines(log.name, feeds.matching(shown[log.name], pattern)[-n:], as_json=as_json)
     if not shown and not follow:
         out.complain(f"{service} has no replica now; `pierhead why {service}` says why")
-    for name, lines in shown.items():
-        _print_lines(name, feeds.matching(lines, pattern)[-n:], as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
         # Ask only for newer lines, with an overlap for lines that were just being written.
-        query["after"] = str(max(int(document.at - OVERLAP_S), 0))
+        query |= {"after": str(max(int(at - OVERLAP_S), 0)), "tail": str(max(n, FOLLOWED_LINES))}
         document = patiently(partial(api.logs, service, query))
+        at = document.at
         for log in document.replicas:
             known, after = shown.get(log.name, []), float(query["after"])
             shown[log.name] = _follow_on(log, known, after, pattern, as_json=as_json)
+
+
+def _first(api: ControllerApi, service: str, query: Mapping[str, str], *, one_by_one: bool) -> Iterator[Logs]:
+    """The logs as they are now. `one_by_one`: many lines of many replicas are too much for one answer."""
+    names = [each.name for each in api.service(service).replicas if each.name] if one_by_one else []
+    if not names:
+        yield api.logs(service, query)
+    for name in names:
+        yield api.logs(service, {**query, "replica": name})
 
 
 def _follow_on(

@@ -18,7 +18,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[COMMAND ...]", help
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command. What follows the service is the command's, options too."""
+    """Add this command. Options after the service belong to the command that runs in the replica."""
     app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(exec_)
 
 
@@ -31,10 +31,14 @@ def exec_(service: Service, command: Words = None, replica: OfReplica = "") -> N
 
     chosen = _replica(connect().service(service), replica)
     if chosen.node:
-        raise BadInput(f"{chosen.name} runs on the node {chosen.node}: type `docker exec` there")
+        there = f"docker exec -it $(docker ps -q --filter name={chosen.name}) sh"
+        raise BadInput(f"{chosen.name} runs on the node {chosen.node}; there, type: {there}")
     keeps = ("--interactive", "--tty") if sys.stdin.isatty() and sys.stdout.isatty() else ("--interactive",)
-    words = ("docker", "exec", *keeps, chosen.name, *(command or ["sh"]))
-    Programs().become(*words, variables={}, directory=None)
+    given = command[1:] if command and command[0] == "--" else command
+    try:
+        Programs().become("docker", "exec", *keeps, chosen.name, *(given or ["sh"]), variables={}, directory=None)
+    except OSError as error:
+        raise BadInput(f"exec needs the program docker on this machine: {error.strerror}") from None
 
 
 def _replica(row: ServiceRow, name: str) -> ReplicaStatus:

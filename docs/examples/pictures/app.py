@@ -23,7 +23,7 @@ class Decoder(Service, max_ongoing_requests=8):
                 if image.width * image.height > LARGEST_PIXELS:
                     raise BadRequest(f"the picture has more than {LARGEST_PIXELS:,} pixels")
                 return np.asarray(image.convert("RGB").resize((SIDE, SIDE)))
-        except (OSError, Image.DecompressionBombError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise BadRequest("the body is not a picture that can be read") from error
 
 

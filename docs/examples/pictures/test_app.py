@@ -28,6 +28,9 @@ async def test_each_picture_of_a_batch_gets_its_own_answer() -> None:
 
 
 async def test_what_is_no_picture_is_refused() -> None:
-    async with local(app) as running, running.http.post("/colours", data=b"no picture") as answer:
-        assert answer.status == 400
-        assert "not a picture" in (await answer.json())["error"]["message"]
+    damaged = picture("red").replace(b"IDAT", b"IDAt")
+    async with local(app) as running:
+        for body in (b"no picture", picture("red")[:100], damaged):
+            async with running.http.post("/colours", data=body) as answer:
+                assert answer.status == 400
+                assert "not a picture" in (await answer.json())["error"]["message"]

@@ -228,13 +228,36 @@ async def test_a_command_inside_a_replica_is_docker_s(control: Control, tmp_path
         done = await pierhead("exec", "web", "ls", "-l", "--help", **path)
         assert (done.code, done.err) == (3, ""), "docker's own status"
         assert done.out in {f"exec --interactive {name} ls -l --help\n" for name in (first, second)}
+        done = await pierhead("exec", "web", "--", "ls", **path)
+        assert done.out.endswith(" ls\n")
+        assert " -- " not in done.out
         done = await pierhead("exec", "--replica", second, "web", **path)
         assert done.out == f"exec --interactive {second} sh\n"
         done = await pierhead("exec", "--replica", "other", "web", **path)
         assert (done.code, done.out) == (2, "")
         assert "web has no replica other now; it has " in done.err
+        done = await pierhead("exec", "web", PATH=str(tmp_path))
+        assert (done.code, done.err) == (
+            2,
+            "exec needs the program docker on this machine: No such file or directory\n",
+        )
         assert await pierhead.offers("pierhead exec --replica p-w") == [], "the service is not named yet"
         assert await pierhead.offers("pierhead logs web --replica p-w") == [first, second]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+async def test_what_other_shells_are_offered(control: Control, shell: str) -> None:
+    """As their completion scripts ask."""
+    assert f"complete_{shell}" in (await Command("http://127.0.0.1:9")("completion", shell)).out
+    async with served(control, web=2) as pierhead:
+        asks = {"_PIERHEAD_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        for line, expected in (("pierhead wh", "why"), ("pierhead why w", "web")):
+            for _ in range(5):  # on a busy machine an answer may be late, and then there is none
+                done = await pierhead(_TYPER_COMPLETE_ARGS=line, **asks)
+                assert (done.code, done.err) == (0, "")
+                if expected in done.out:
+                    break
+            assert expected in done.out
 
 
 async def test_what_a_shell_is_offered(control: Control) -> None:
