@@ -44,7 +44,7 @@ def printed_by(user: User, typed: str) -> str:
 
 def test_the_tutorial(programs: Path, tmp_path: Path) -> None:
     (first, *_), *blocks = BLOCKS
-    assert len(blocks) >= 14
+    assert len(blocks) >= 13
     printed_by(User(programs, tmp_path, TAG), first)
     user = User(programs, tmp_path / "shop", TAG)
     (user.directory / ".env").write_text(own_ports())
