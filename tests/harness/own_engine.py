@@ -32,7 +32,9 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 FIRST_PROCESS = """
 set -e
 tac /proc/self/mounts | while read -r _ target _; do
-  case $target in /var/lib/docker/*/* | /run/docker/*) umount --lazy "$target" ;; esac
+  case $target in /var/lib/docker/*/* | /run/docker/*)
+    umount --lazy "$target" || ! mountpoint --quiet "$target" # the engine may have removed it by then
+  esac
 done
 mount --bind "$1/run" /run
 ip link set lo up
