@@ -76,7 +76,7 @@ def test_a_controller_without_the_path_is_named() -> None:
     assert warning.startswith("pierhead: the controller's image was built from other code than this clone")
 
 
-FORMER = {"project": "p", "at": 1.0, "services": [], "gpus": [], "nodes": [], "gpu_memory_problem": ""}
+FORMER = {"project": "p", "at": 1.0, "services": [], "gpus": [], "nodes": [], "machine": None, "gpu_memory_problem": ""}
 """An answer that lacks a member."""
 
 

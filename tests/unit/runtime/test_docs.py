@@ -21,6 +21,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.policies.router import PolicyRouter
 from pierhead.request import CURRENT, RequestContext
 from pierhead.store.memory import OWN_STORE
+from pierhead.testing import local
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, know
 from tests.unit.runtime.test_policies import FakeCall, candidates
@@ -92,21 +93,15 @@ async def answer_of(cluster: Cluster, app: web.Application, path: str) -> Any:
         return await response.json()
 
 
-async def test_the_tutorial_s_services_work(cluster: Cluster) -> None:
-    async def answer(services: Any, path: str) -> Any:
-        server = await cluster.start(*made([services["app"]], ""))
-        async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.http_port}{path}") as response:
-            return await response.json()
-
-    alone: dict[str, Any] = {"__name__": "shown"}
-    exec(HELLO, alone)  # noqa: S102
-    assert await answer(alone, "/hello?name=Ada") == {"greeting": "Hello, Ada!"}
-
-    chain: dict[str, Any] = {"__name__": "shown"}
-    exec(CHAIN, chain)  # noqa: S102
-    with override_handle("shout", *made([chain["app"]], "shout")):
-        assert await answer(chain, "/hello?name=Ada") == {"greeting": "Good day, ADA!"}
-        assert (await answer(chain, "/hello?name="))["error"]["code"] == "bad_request"
+@pytest.mark.parametrize(("code", "greeting"), [(HELLO, "Hello, Ada!"), (CHAIN, "Good day, ADA!")], ids=["new", "own"])
+async def test_the_tutorial_s_services_work(code: str, greeting: str) -> None:
+    shown: dict[str, Any] = {"__name__": "shown"}
+    exec(code, shown)  # noqa: S102
+    async with local(shown["app"]) as running:
+        async with running.http.get("/?name=Ada") as response:
+            assert await response.json() == {"greeting": greeting}
+        async with running.http.get("/?name=") as response:
+            assert response.status == (400 if code == CHAIN else 200)
 
 
 async def test_the_events_shown_work(cluster: Cluster) -> None:
