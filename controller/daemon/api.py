@@ -483,11 +483,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except NotYet as error:
         return _error(error.http_status, "not_yet", str(error), {"Retry-After": str(RETRY_AFTER_S)})
     except ControllerError as error:
-        return _error(error.http_status, _snake(type(error).__name__), str(error))
+        return _error(error.http_status, code_in(type(error).__name__), str(error))
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+        return _error(error.status, code_in(error.reason), _http_words(request, error), error.headers)
     except web.RequestPayloadError as error:
         detail = one_line(str(error)) or type(error).__name__
         return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {detail}")
@@ -539,7 +539,8 @@ def _integer(request: web.Request, name: str, default: int, least: int, most: in
     return number
 
 
-def _snake(words: str) -> str:
+def code_in(words: str) -> str:
+    """Return the `code` of an error in answers, from a class's name or a reason in words."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", words).strip("_").lower()
 
 

@@ -18,14 +18,13 @@ def services(incomplete: str) -> list[str]:
 
 def versions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the versions of the service named earlier in the command line, newest first."""
-    # While the option's value is incomplete, the command's arguments are not parsed yet.
-    service = ctx.params.get("service") or next(iter(ctx.args), "")
+    service = _named_earlier(ctx)
     return _offered(service_path(service, "revisions"), "revisions", "version", incomplete) if service else []
 
 
 def replicas(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the replicas of the service named earlier in the command line."""
-    service = ctx.params.get("service") or next(iter(ctx.args), "")
+    service = _named_earlier(ctx)
     return _offered(service_path(service), "replicas", "name", incomplete) if service else []
 
 
@@ -42,6 +41,11 @@ def keys(incomplete: str) -> list[str]:
 def nodes(incomplete: str) -> list[str]:
     """Return the names of the nodes that begin with `incomplete`."""
     return _offered("/api/v1/nodes", "nodes", "name", incomplete)
+
+
+def _named_earlier(ctx: typer.Context) -> str:
+    """The service; "" = not yet. While an option's value is incomplete, the command's arguments are not parsed yet."""
+    return str(ctx.params.get("service") or next(iter(ctx.args), ""))
 
 
 def _offered(path: str, listed: str, key: str, incomplete: str) -> list[str]:

@@ -144,17 +144,22 @@ def _in_project(
 
 
 def _own_services_in(words: Sequence[str], stack: ProjectStack) -> Sequence[str]:
-    """The stack's own services whose logs are asked for, with Compose's options. Raises InvalidRequest."""
-    named = [word for word in words[1:] if word in stack.own_services]
-    if len(words) > 1 and not named:
+    """The words for Compose, where the logs of the stack's own services are asked for; else none.
+
+    Raises InvalidRequest for an option of services with x-serve.
+    """
+    if len(words) == 1:
+        return stack.own_services[:3]
+    service = words[-1] if words[1].startswith("-") else words[1]
+    if service not in stack.own_services:
         return ()
-    for word in words:
-        if word.partition("=")[0] in ("--grep", "--replica"):
+    for option in ("--grep", "--replica"):
+        if any(word.partition("=")[0] == option for word in words):
             raise InvalidRequest(
-                f"{word.partition('=')[0]} is for services with x-serve; for the stack's own services type: "
-                f"docker compose logs {' '.join(named) or 'haproxy'} | grep PATTERN"
+                f"{option} is for services with x-serve; for the stack's own services type: "
+                f"docker compose logs {service} | grep PATTERN"
             )
-    return words[1:] or stack.own_services[:3]
+    return words[1:]
 
 
 def _tell_another_build(project: Project, warn: Callable[[str], None]) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pierhead.errors import Backpressure, PierheadError, RemoteError, SettingsError
 
+from controller.daemon.api import code_in
 from controller.errors import ControllerError
 from docs.generate.markdown import cell
 
@@ -81,7 +82,7 @@ def _of_haproxy(directory: Path) -> Iterator[Code]:
 def _of_the_controller() -> Iterator[Code]:
     for found in _below(ControllerError):
         if found.http_status != ControllerError.http_status and found.__module__ == ControllerError.__module__:
-            yield Code(_snake(found.__name__), str(found.http_status), "", "controller", _first(found))
+            yield Code(code_in(found.__name__), str(found.http_status), "", "controller", _first(found))
 
 
 def _below(base: type[Base]) -> Iterator[type[Base]]:
@@ -93,7 +94,3 @@ def _below(base: type[Base]) -> Iterator[type[Base]]:
 def _first(of: type) -> str:
     """The first paragraph of a class's docstring."""
     return " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split())
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

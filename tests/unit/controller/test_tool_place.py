@@ -118,9 +118,17 @@ def test_logs_of_the_stacks_own_services_are_composes(words: str, services: str)
 def test_logs_of_a_service_of_the_users_are_the_controllers() -> None:
     for words in ("logs registry", "logs acme", "logs ranker"):  # the stack has a registry on a Swarm only
         assert isinstance(Typing(runs()).types(words), Here)
+    for words in ("logs ranker --grep haproxy", "logs --grep haproxy ranker"):
+        assert isinstance(Typing(runs()).types(words), Here), "haproxy is the pattern"
     where = Typing(runs(), {"PIERHEAD_TLS": "acme"}).types("logs acme")
     assert isinstance(where, There)
     assert where.words[-1] == "acme"
+
+
+@pytest.mark.parametrize("words", ["logs haproxy --grep X", "logs --grep X haproxy", "logs haproxy --grep=X"])
+def test_logs_of_the_stacks_own_services_have_composes_options(words: str) -> None:
+    said = Typing(runs()).refused(words, InvalidRequest)
+    assert said.endswith("type: docker compose logs haproxy | grep PATTERN")
 
 
 def test_another_clones_stack_is_named_and_obeyed(tmp_path: Path) -> None:
