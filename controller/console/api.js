@@ -1,5 +1,7 @@
 // The REST API: calls, and the stream of what the page shows. A token is kept for this tab alone.
 
+import { now, setClock } from "./words.js";
+
 const TOKEN = "pierhead-token";
 const RETRY_MS = [500, 1000, 2000, 5000];
 const ANSWER_MS = 30_000;
@@ -49,6 +51,7 @@ async function request(method, path, body, signal) {
   } catch {
     throw new ApiError(0, "the controller does not answer");
   }
+  setClock(response.headers.get("date"));
   if (response.ok) return response;
   const said = await response.json().catch(() => null);
   throw new ApiError(response.status, said?.error?.message ?? `the controller answered ${response.status}`);
@@ -62,7 +65,7 @@ class Store {
   plan = null;
   services = new Map();
   events = new Map();
-  connection = { state: "connecting", since: Date.now(), problem: "" };
+  connection = { state: "connecting", since: now(), problem: "" };
   #listeners = new Set();
   #isDue = false;
   #drawnAt = -DRAWN_MS;
@@ -144,7 +147,7 @@ class Store {
   }
 
   #set(state, problem) {
-    if (state !== this.connection.state) this.connection = { state, since: Date.now(), problem };
+    if (state !== this.connection.state) this.connection = { state, since: now(), problem };
     else this.connection.problem = problem;
     this.changed();
   }

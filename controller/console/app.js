@@ -138,7 +138,7 @@ function Connection({ connection }) {
   if (connection.state !== "lost") return null;
   return html`
     <p class="notice bad">
-      <span role="status">What is shown is old: ${connection.problem}. It is tried again.</span> ${age(connection.since / 1000)} ago
+      <span role="status">What is shown is old: ${connection.problem}. It is tried again.</span> ${age(connection.since)} ago
     </p>`;
 }
 

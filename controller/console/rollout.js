@@ -4,7 +4,7 @@ import { html, useState } from "./lib/preact.js";
 import { call } from "./api.js";
 import { State } from "./parts.js";
 import { usePolling } from "./polling.js";
-import { age, clock } from "./words.js";
+import { age, clock, now } from "./words.js";
 
 const EVERY_MS = 3000;
 const PHASES = [
@@ -54,7 +54,7 @@ function useRolloutEvents(row) {
 
 function Line({ events, isOver }) {
   const first = events[0].at;
-  const last = isOver ? events.at(-1).last_at : Date.now() / 1000;
+  const last = isOver ? events.at(-1).last_at : now();
   const place = (at) => `${(3 + (94 * (at - first)) / Math.max(last - first, 1)).toFixed(2)}%`;
   return html`
     <dl class="phases">

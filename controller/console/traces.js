@@ -116,7 +116,7 @@ function Line({ line, begin, place }) {
 export function linesOf(trace) {
   const spans = trace.parts.flatMap((part) => [
     { ...part, kind: "server", where: part.replica, attributes: {}, events: [], links: [] },
-    ...part.spans.map((span) => ({ ...span, where: part.replica })),
+    ...part.spans.map((span) => ({ ...span, where: span.kind === "proxy" ? "HAProxy" : part.replica })),
   ]);
   const known = new Set(spans.map(({ span }) => span));
   const under = Map.groupBy(spans, ({ span, parent }) => (known.has(parent) && parent !== span ? parent : ""));

@@ -34,8 +34,19 @@ export function clock(unix) {
   return day + at.toLocaleTimeString([], { hour12: false });
 }
 
+let ahead = 0; // seconds by which the controller's clock is ahead of the browser's
+
+// `date`: what the controller says that it is now, to the second.
+export function setClock(date) {
+  const found = (Date.parse(date) - Date.now()) / 1000;
+  if (Number.isFinite(found)) ahead = Math.abs(found) < 5 ? 0 : found;
+}
+
+// Unix seconds, by the controller's clock: its times are compared with no other.
+export const now = () => Date.now() / 1000 + ahead;
+
 export function age(unix) {
-  const past = Math.max(0, Date.now() / 1000 - unix);
+  const past = Math.max(0, now() - unix);
   if (past < 120) return `${Math.round(past)} s`;
   if (past < 7200) return `${Math.round(past / 60)} min`;
   return past < 172800 ? `${Math.round(past / 3600)} h` : `${Math.round(past / 86400)} days`;

@@ -90,7 +90,7 @@ class AlertCommands:
         if self._silencer is None:
             raise NoAlertmanager(
                 "this stack sends no alerts, so there is nothing to silence: write where they go into .env, such as "
-                "PIERHEAD_ALERT_WEBHOOK=https://..., and type `pierhead up` (docs/how-to/alerts.md, on one machine)"
+                "PIERHEAD_ALERT_WEBHOOK=https://..., and type `pierhead up` (docs/how-to/alerts.md)"
             )
         return self._silencer
 

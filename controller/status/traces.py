@@ -45,11 +45,16 @@ def joined(
 def _whole(parts: Sequence[TracePart]) -> WholeTrace:
     """A trace of its parts; the first part is that of the request that came from outside."""
     spans = {part.span for part in parts} | {span.span for part in parts for span in part.spans}
-    ordered = sorted(parts, key=lambda part: (part.parent in spans, part.began))
-    first = ordered[0]
+    ordered = sorted(parts, key=lambda part: (_outer(part).parent in spans, part.began))
+    first, outer = ordered[0], _outer(ordered[0])
     return WholeTrace(
-        first.trace, first.request, first.service, first.name, first.status, first.began, first.seconds, tuple(ordered)
+        first.trace, first.request, first.service, first.name, first.status, outer.began, outer.seconds, tuple(ordered)
     )
+
+
+def _outer(part: TracePart) -> TracePart | TraceSpan:
+    """What a request has come in by: HAProxy's span, or the replica's own."""
+    return next((span for span in part.spans if span.kind == "proxy" and span.span == part.parent), part)
 
 
 def _part(replica: KeptByReplica, found: Any) -> TracePart | None:

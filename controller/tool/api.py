@@ -18,6 +18,11 @@ class ControllerApi:
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
 
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._client.url
+
     def services(self) -> Services:
         """The whole stack."""
         return read(Services, self._client.get("/api/v1/services"))

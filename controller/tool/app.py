@@ -16,7 +16,22 @@ from pierhead.interrupt import INTERRUPTED
 from . import completion
 from . import output as out
 from .client import mismatch
-from .commands import alerts, backup, bundle, callers, change, follow, inside, keys, llm, look, node, offline, project
+from .commands import (
+    alerts,
+    backup,
+    bundle,
+    callers,
+    change,
+    console,
+    follow,
+    inside,
+    keys,
+    llm,
+    look,
+    node,
+    offline,
+    project,
+)
 from .errors import EXIT_CODES, BadInput, CommandError
 from .help import Grouped
 
@@ -32,7 +47,22 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (project, look, follow, inside, change, node, offline, llm, keys, alerts, backup, bundle, callers):
+for module in (
+    project,
+    look,
+    console,
+    follow,
+    inside,
+    change,
+    node,
+    offline,
+    llm,
+    keys,
+    alerts,
+    backup,
+    bundle,
+    callers,
+):
     module.register(app)
 
 

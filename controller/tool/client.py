@@ -49,7 +49,7 @@ class ControllerClient:
         patience_s: float = 0.0,
         own_stack: str = "",
     ) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         self._change_timeout_s = change_timeout_s
@@ -94,31 +94,31 @@ class ControllerClient:
         except (OSError, http.client.HTTPException) as error:
             how = f"within {self._change_timeout_s:g} s" if isinstance(error, TimeoutError) else f"({error})"
             raise Unreachable(
-                f"the controller at {self._url} was asked and has not answered {how}: it may have accepted the "
+                f"the controller at {self.url} was asked and has not answered {how}: it may have accepted the "
                 "change, or may still accept it; `pierhead status` and `pierhead events` show whether it did, "
                 f"{LOG} what it waits for"
             ) from error
 
     def _silent(self, error: Exception) -> Unreachable:
-        if self._url.startswith(UNIX) and isinstance(reason(error), PermissionError):
+        if self.url.startswith(UNIX) and isinstance(reason(error), PermissionError):
             return Unreachable(
-                f"{self._url} lets in root, the owner of the project's directory and members of Docker's group; others "
+                f"{self.url} lets in root, the owner of the project's directory and members of Docker's group; others "
                 "ask at the API's port (PIERHEAD_API_URL, and PIERHEAD_API_TOKEN for a token)"
             )
         return Unreachable(
-            f"the controller does not answer at {self._url} ({reason(error)}); start the "
+            f"the controller does not answer at {self.url} ({reason(error)}); start the "
             f"stack with `pierhead up`, or look at {LOG}"
         )
 
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         """Raises CommandError and its kinds; URLError where nothing was sent, OSError or HTTPException later on."""
-        if not is_address(self._url):
-            raise BadInput(f"PIERHEAD_API_URL: expected http://host:port or unix:///path, found {self._url!r}")
+        if not is_address(self.url):
+            raise BadInput(f"PIERHEAD_API_URL: expected http://host:port or unix:///path, found {self.url!r}")
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self._token:
             _check_token(self._token)
             headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(as_http(self._url) + path, body, headers, method=method)  # noqa: S310 - checked above
+        request = urllib.request.Request(as_http(self.url) + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
             with self._opened(request, timeout_s) as response:
                 self._warn_of_stale_code(response.headers.get(BUILD_HEADER))
@@ -128,9 +128,9 @@ class ControllerClient:
                 self._warn_of_stale_code(error.headers.get(BUILD_HEADER))  # it may not know the path
                 raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
         except ValueError as error:
-            raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
+            raise CommandError(f"{self.url} is not Pierhead's API: its answer is not JSON") from error
         if not isinstance(document, dict):  # every document that a command asks for is an object
-            raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
+            raise CommandError(f"{self.url} is not Pierhead's API: its answer is no JSON object")
         return document
 
     def _warn_of_stale_code(self, build: str | None) -> None:

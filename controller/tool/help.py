@@ -14,7 +14,7 @@ GROUPS: Final = {
     "An application's code": ("dev", "build", "serve", "proto", "contract", "import-ray"),
     "What runs": (
         *("status", "why", "logs", "exec", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan"),
-        *("bundle",),
+        *("console", "bundle"),
     ),
     "Changes": (
         *("scale", "deploy", "promote", "abort", "rollback", "restart", "wait-ready"),

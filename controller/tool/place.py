@@ -180,7 +180,8 @@ def _addresses(
     is_down = controller is None and stack.engine_answers()
     # The API's socket is this machine's, and the engine's stack may be another one of that name.
     elsewhere = not (stack.environment.get("DOCKER_HOST") or "unix:").startswith("unix:")
-    lets_in = not (is_down or elsewhere) and stack.programs.listens(stack.api_socket)
+    is_for_browsers = command == "console"
+    lets_in = not (is_down or elsewhere or is_for_browsers) and stack.programs.listens(stack.api_socket)
     api = stack.api_socket if lets_in else controller.api if controller else ""
     if not api and not asks and is_known(command):
         if controller is not None or is_down:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -104,6 +105,10 @@ async def test_headers_that_a_replica_and_a_client_get(edge: Edge) -> None:
     assert headers["x-forwarded-host"] == f"{edge.container.ip}:8000"
     async with edge.http.get("/echo", headers={"x-forwarded-prefix": "/admin"}) as answer:
         assert "x-forwarded-prefix" not in (await answer.json())["headers"]
+    before = time.time()
+    async with edge.http.get("/echo", headers={"x-request-start": "t=1"}) as answer:
+        start = (await answer.json())["headers"]["x-request-start"]
+    assert before - 0.01 <= int(start.removeprefix("t=")) / 1e6 <= time.time()
 
 
 @pytest.mark.parametrize("network", ["", "203.0.113.0/24", "gateway"])

@@ -89,12 +89,14 @@ async def test_what_was_held_reaches_the_replica_as_it_was_sent(edge: Edge) -> N
         headers = {"x-request-id": "mine", "x-custom": "1"}
         request = asyncio.ensure_future(session.get("/echo/a/b?c=d", headers=headers))
         await until_held(edge, 1)
+        was_held = time.time()
         await edge.serve("echo", "echo-1")
         async with await request as answer:
             assert answer.headers["x-request-id"] == "mine"
             seen = await answer.json()
     assert seen["path"] == "/a/b"
     got = seen["headers"]
+    assert int(got["x-request-start"].removeprefix("t=")) / 1e6 <= was_held, "when it came, not when it was let go"
     assert (got["x-request-id"], got["x-custom"]) == ("mine", "1")
     assert (got["x-forwarded-for"], got["x-forwarded-proto"]) == (edge.container.gateway, "http")
     assert got["x-forwarded-host"] == got["host"] == f"{edge.container.ip}:8000"

@@ -63,12 +63,14 @@ def test_a_request_in_the_sample_has_one_trace_with_its_batch(stack: Stack) -> N
     assert request(stack.url("/recsys/?user_id=7"), headers=headers).status == 200
     found = eventually(lambda: trace_of(stack, trace, {"recsys", "ranker"}), "both replicas keep it")
     above, below = found["parts"]
-    assert (above["service"], above["name"], above["parent"]) == ("recsys", "GET /recsys/", "b7ad6b7169203331")
-    (call,) = above["spans"]
+    assert (above["service"], above["name"]) == ("recsys", "GET /recsys/")
+    proxy, call = above["spans"]
+    assert (proxy["name"], proxy["parent"], above["parent"]) == ("HAProxy", "b7ad6b7169203331", proxy["span"])
+    assert 0 <= float(proxy["attributes"]["waited_s"]) < proxy["seconds"]
     assert (call["parent"], below["parent"]) == (above["span"], call["span"])
     assert call["attributes"] == {"service": "ranker", "replica": below["replica"]}
     assert [span["kind"] for span in below["spans"]] == ["batch"]
-    assert above["seconds"] >= call["seconds"] >= below["seconds"] >= below["spans"][0]["seconds"]
+    assert proxy["seconds"] >= above["seconds"] >= call["seconds"] >= below["seconds"] >= below["spans"][0]["seconds"]
 
 
 def trace_of(stack: Stack, trace: str, services: set[str]) -> Any:

@@ -80,8 +80,8 @@ def test_a_stream_in_the_sample_has_one_trace(llm: WrittenStack) -> None:
 
     gateway, engine = eventually(kept, "the gateway and the engine's replica keep it")
     assert [part["service"] for part in (gateway, engine)] == ["llm-gateway", "llm"]
-    call, prefill, decode = gateway["spans"]
-    assert [span["name"] for span in (prefill, decode)] == ["prefill", "decode"]
+    proxy, call, prefill, decode = gateway["spans"]
+    assert [span["name"] for span in (proxy, prefill, decode)] == ["HAProxy", "prefill", "decode"]
     assert decode["attributes"]["tokens"] == "8"
     assert engine["parent"] == call["span"]
 

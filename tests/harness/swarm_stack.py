@@ -28,7 +28,7 @@ FILES = "compose/compose.yaml:tests/e2e/apps/nodes.yaml"
 NAMES = ("haproxy-node", "controller", "prometheus", "registry", "echo", "echo-proto")
 IMAGES = [f"pierhead/{name}:{TAG}" for name in NAMES]
 PATHS = ("/echo?message=hi", "/faulty")
-BUILT = ("controller", "haproxy", "registry", "prometheus")
+BUILT = ("controller", "haproxy", "registry", "prometheus", "alertmanager")
 ANSWER_S = 30.0
 CONNECTIONS = 20
 """Of a load, all clients together."""
@@ -52,7 +52,7 @@ class SwarmStack(Place):
     def build() -> None:
         """Build what a stack on a Swarm needs besides the images of `make build`; skips the test as `build_or_skip`."""
         swarm_rig.build_or_skip()
-        files = {"COMPOSE_FILE": "compose/swarm.yaml", "COMPOSE_PROFILES": "registry", "PIERHEAD_TAG": TAG}
+        files = {"COMPOSE_FILE": "compose/swarm.yaml", "COMPOSE_PROFILES": "registry,alerts", "PIERHEAD_TAG": TAG}
         build = ["docker", "compose", "build", "--quiet", *BUILT]
         subprocess.run(build, cwd=swarm_rig.ROOT, env={**os.environ, **files}, check=True, timeout=900)
 

@@ -119,12 +119,14 @@ async def kept_traces(control: Control, subject: Subject) -> Sequence[Any]:
         return []
     if own.service == "web":
         moved = {"at": began + 0.02, "name": "is tried again: draining", "detail": "replica ranker-2"}
+        waited = span("6", "", "HAProxy", "proxy", -0.35, 2.5, status="200", attributes={"waited_s": "0.35"})
         calls = [
+            waited,
             span("2", "1", "shop.Ranker/Rank", "client", 0.01, 1.9, attributes={"replica": "ranker-1"}, events=[moved]),
             span("3", "1", "shop.Store/Put", "client", 1.92, 0.2, status="deadline_exceeded"),
         ]
         failed = kept("1" * 32, "9", "", HOSTILE, 0.5, 0.01, why="failed", status="500", request="other")
-        return [kept(TRACE, "1", "", "GET /rank/{user}", 0, 2.15, status="200", spans=calls), failed]
+        return [kept(TRACE, "1", "6", "GET /rank/{user}", 0, 2.15, status="200", spans=calls), failed]
     batch = span("5", "4", "batch Ranker.score", "batch", 0.1, 1.7, attributes={"members": 2}, links=["1" * 32])
     return [kept(TRACE, "4", "2", "shop.Ranker/Rank", 0.05, 1.84, spans=[batch])]
 
@@ -314,6 +316,53 @@ async def test_a_reader_sees_and_touches_nothing(control: Control, chromium: str
         await expect(page.get_by_text("answers with a token only")).to_be_visible()
 
 
+async def test_a_token_that_ends_while_the_page_is_open(control: Control, chromium: str, libraries: Path) -> None:
+    """The next `up` begins a controller that does not know it."""
+    async with control.running(web=2) as controller, seen(chromium, libraries) as page:
+        server = TestServer(controller.api(Gatekeeper(TOKENS, frozenset)).application())
+        await server.start_server()
+        port = server.port
+        await page.goto(f"http://127.0.0.1:{port}/#/services/web")
+        await page.get_by_label("Token").fill("secret")
+        await page.get_by_role("button", name="Open").click()
+        await page.get_by_role("button", name="Scale", exact=True).click()
+        await server.close()
+        keeper = Gatekeeper(read_tokens("another", ""), frozenset)
+        async with TestServer(controller.api(keeper).application(), port=port):
+            await expect(page.get_by_text("none of the tokens that this stack knows")).to_be_visible()
+            await expect(page.get_by_text("2 ready, 2 wanted")).to_have_count(0)
+            await page.get_by_label("Token").fill("another")
+            await page.get_by_role("button", name="Open").click()
+            await expect(page.get_by_text("2 ready, 2 wanted")).to_be_visible()
+
+
+@pytest.mark.parametrize("wrong_by_s", [-86_400, 86_400])
+async def test_a_browser_whose_clock_is_wrong(
+    control: Control, chromium: str, libraries: Path, wrong_by_s: int
+) -> None:
+    """Ages are by the controller's clock."""
+    control.rules = firing
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.clock.set_system_time(int((time.time() + wrong_by_s) * 1000))
+        await page.goto(f"{address}#/alerts")
+        await expect(page.locator("main")).to_contain_text(re.compile("for [0-9]+ (s|min)\\."))
+
+
+async def test_an_event_is_seen_within_a_second(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/events")
+        await expect(page.locator("main")).to_contain_text("read the compose files")
+        waits: list[float] = []
+        for number in range(5):
+            words = f"the disk is full, look {number}"
+            began = time.monotonic()
+            control.controller.events.record("note", words, each=True)
+            await page.get_by_text(words).wait_for(timeout=PATIENCE_S * 1000)
+            waits.append(time.monotonic() - began)
+        print(waits)
+        assert sorted(waits)[len(waits) // 2] < 1.0
+
+
 async def test_a_controller_that_goes_and_comes_back(control: Control, chromium: str, libraries: Path) -> None:
     """What was seen stays, with its age."""
     async with control.running(web=2) as controller, seen(chromium, libraries) as page:
@@ -351,16 +400,24 @@ async def test_a_traces_way_through_the_stack(control: Control, chromium: str, l
         await expect(page.locator("tbody tr")).to_have_count(1)
         await page.get_by_role("link", name="GET /rank/{user}").click()
         rows = page.locator(".waterfall tbody tr")
-        await expect(rows).to_have_count(5)
-        named = ["GET /rank/{user}", "shop.Ranker/Rank", "shop.Ranker/Rank", "batch Ranker.score", "shop.Store/Put"]
+        await expect(rows).to_have_count(6)
+        named = [
+            "HAProxy",
+            "GET /rank/{user}",
+            "shop.Ranker/Rank",
+            "shop.Ranker/Rank",
+            "batch Ranker.score",
+            "shop.Store/Put",
+        ]
         for number, name in enumerate(named):
             await expect(rows.nth(number).locator("th")).to_contain_text(name)
-        assert [await rows.nth(number).locator("th").get_attribute("class") for number in range(5)] == [
-            "depth-0", "depth-1", "depth-2", "depth-3", "depth-1",
+        assert [await rows.nth(number).locator("th").get_attribute("class") for number in range(6)] == [
+            "depth-0", "depth-1", "depth-2", "depth-3", "depth-4", "depth-2",
         ]  # fmt: skip
-        await expect(rows.nth(1)).to_contain_text("is tried again: draining (replica ranker-2)")
+        await expect(rows.nth(2)).to_contain_text("is tried again: draining (replica ranker-2)")
+        await expect(rows.nth(0)).to_contain_text("waited_s: 0.35")
         await page.goto(f"{address}#/traces/my-request-25")
-        await expect(rows).to_have_count(5)
+        await expect(rows).to_have_count(6)
         await page.goto(f"{address}#/traces/nobody")
         await expect(page.locator("main")).to_contain_text("No replica keeps the trace nobody")
 

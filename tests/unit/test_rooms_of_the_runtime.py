@@ -57,6 +57,7 @@ FOR_EVERY_ROOM = {
     "pierhead.interrupt",
     "pierhead.json_data",
     "pierhead.metrics",
+    "pierhead.pipes",
     "pierhead.raised",
     "pierhead.request",
     "pierhead.routing_stats",

@@ -25,7 +25,8 @@ class TraceSpan(Document):
     parent: str
     """The id of the span that it belongs to."""
     kind: str
-    """client: a call of another service; batch; engine; user: a span of the service's own code."""
+    """proxy: HAProxy, with the wait before the replica had the request; client: a call of another service; batch;
+    engine; user: a span of the service's own code."""
     name: str
     status: str
     """OK, or what it ended with in its place; "not ended" where the request ended first."""
@@ -44,7 +45,8 @@ class TracePart(Document):
     trace: str
     span: str
     parent: str
-    """The id of the span that called it; "" where nothing of the stack or its client said so."""
+    """The id of the span that called it, of HAProxy or of a service; "" where nothing of the stack or its client said
+    so."""
     request: str
     service: str
     replica: str

@@ -20,6 +20,7 @@ from ...tool.project.steps import say
 from ..nodes import options
 from ..nodes.machine import NodeMachine
 from ..nodes.membership import Membership
+from ..up.services import OWN
 from .stack import SwarmStack
 
 LOGS = ("haproxy", "controller", "prometheus")
@@ -47,9 +48,11 @@ def run(words: list[str], programs: Programs) -> int:
             return on_swarm.run(command)
         case ["down", *flags]:
             return on_swarm.run("down", volumes="--volumes" in flags, force="--force" in flags)
+        case ["console"]:
+            return stack.programs.call(*on_swarm.console(), variables={})
         case ["logs"]:
             return _logs(stack, *LOGS)
-        case ["logs", "haproxy" | "controller" | "prometheus" | "registry" as service]:
+        case ["logs", service] if service in OWN:
             return _logs(stack, service)
         case _:
             return _beside(on_swarm, words)

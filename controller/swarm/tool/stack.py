@@ -17,6 +17,7 @@ from ...tool.project.compose import READ_S, Compose
 from ...tool.project.programs import Done
 from ...tool.project.stack import NoStack, ProjectStack
 from ..up.settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, VARIABLE, StackSettings
+from .forward import FORWARDED_PORT
 
 PASSED_ON = (
     *("_PIERHEAD_COMPLETE", "COMP_WORDS", "COMP_CWORD", "_TYPER_COMPLETE_ARGS", "_TYPER_COMPLETE_FISH_ACTION"),
@@ -168,6 +169,16 @@ class SwarmStack:
         looks = any(word in LOOKS for word in words[:1]) and not {"--watch", "-w"} & set(words)
         here = self.stack.programs.read("docker", "ps", "--quiet", "--filter", label).lines if looks else ()
         return f"container:{here[0]}" if here else f"{self.stack.name}_default"
+
+    def console(self) -> list[str]:
+        """The words of a program that forwards the API to this machine's loopback. Raises NoStack."""
+        stack, image = self.stack, self._controllers_image()
+        if image.status:
+            raise self._not_there(image.errors)
+        port = stack.setting("PIERHEAD_API_PORT", "8100")
+        published = ["--network", f"{stack.name}_default", "--publish", f"127.0.0.1:{port}:{FORWARDED_PORT}"]
+        program = [image.output.strip(), "python", "-m", "controller.swarm.tool.forward", port]
+        return ["docker", "run", "--rm", "--init", *published, *program]
 
     def answers(self) -> bool:
         """Whether a controller has the lease of the state, and its API is open."""

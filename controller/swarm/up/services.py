@@ -12,7 +12,7 @@ from ...files.problems import Problems, ServiceSource, at
 from ..files.checks import NOT_ON_SWARM, check_swarm
 from .settings import CLONE_LABEL
 
-OWN = ("haproxy", "controller", "prometheus", "registry")
+OWN = ("haproxy", "controller", "prometheus", "registry", "alertmanager")
 """The services of compose/swarm.yaml."""
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from ...files.acme import check_authority
 from ...files.certificates import CERTIFICATES
 from ...files.pem import PemFiles, PemKind, WrongFiles, read_files
 from ...files.public_keys import public_keys
-from ...settings import ALERT_RECEIVERS, Settings
+from ...settings import Settings
 from . import resolved
 from .compose import Compose
 from .engines import ProjectEngine
@@ -79,11 +79,6 @@ def refuse_wrong_settings(stack: ProjectStack, services: Services) -> None:
     """Raise InvalidRequest for settings with which the controller would end at its start, after the former one has been
     stopped.
     """
-    if stack.sends_alerts and stack.engine is not ProjectEngine.DOCKER:
-        raise InvalidRequest(
-            f"{', '.join(ALERT_RECEIVERS)}: alerts are sent by stacks of one machine, not with PIERHEAD_ENGINE="
-            f"{stack.engine}: take the lines out of .env; PIERHEAD_WEBHOOK gets events. Nothing was started."
-        )
     own = services.get("controller", {}).get("environment") or {}
     # Which engine there is has been found out, and a stack on many nodes gets its token later.
     given = {**own, "COMPOSE_PROJECT_NAME": stack.name, "PIERHEAD_PROJECT_DIR": str(stack.root), "PIERHEAD_ENGINE": ""}

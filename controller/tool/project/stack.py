@@ -87,9 +87,9 @@ class ProjectStack:
 
     @property
     def profiles(self) -> str:
-        """COMPOSE_PROFILES; the stack's own registry is one of its services, where it is asked for."""
-        chosen = self.setting("COMPOSE_PROFILES")
-        return f"{chosen},registry".lstrip(",") if self.setting("PIERHEAD_REGISTRY") == "here" else chosen
+        """COMPOSE_PROFILES, and those of the stack's own services that settings ask for."""
+        asked = {"registry": self.setting("PIERHEAD_REGISTRY") == "here", "alerts": self.sends_alerts}
+        return ",".join(filter(None, (self.setting("COMPOSE_PROFILES"), *(name for name in asked if asked[name]))))
 
     @property
     def engine(self) -> ProjectEngine:
@@ -151,7 +151,7 @@ class ProjectStack:
             of_engine = of_clone if self.project.is_clone else stack_files.TLS_FILES[self.tls]
         named = self.setting("COMPOSE_FILE", usual if self.project.is_clone else f"compose.yaml:{usual}")
         listed = ":".join(of_engine if self._plain(name) == usual else name for name in named.split(":"))
-        if self.sends_alerts:
+        if self.sends_alerts and self.engine is ProjectEngine.DOCKER:
             listed += f":{_ALERTS_OF_THE_CLONE if self.project.is_clone else stack_files.ALERTS_FILE}"
         return ":".join(dict.fromkeys(listed.split(":")))  # a program that this one starts is given the list
 

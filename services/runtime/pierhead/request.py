@@ -12,6 +12,8 @@ from pierhead.trace import RequestTrace
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
+START_KEY = "x-request-start"
+"""When HAProxy had the request: `t=` and microseconds since 1970, as other proxies write it and servers read it."""
 TIMEOUT_KEY = "x-request-timeout-seconds"
 SESSION_KEY = "x-session-id"
 MODEL_KEY = "x-multiplexed-model-id"
@@ -96,7 +98,7 @@ def from_metadata(
 ) -> RequestContext:
     """The request of a gRPC call."""
     found: dict[str, str] = {key: value for key, value in metadata if key in _KEYS and isinstance(value, str)}
-    traceparent, trace = traced(found.get(TRACEPARENT_KEY), begin)
+    traceparent, trace = traced(found.get(TRACEPARENT_KEY), begin, found.get(START_KEY))
     return kind(
         accept_id(found.get(REQUEST_ID_KEY)),
         deadline,
@@ -107,16 +109,19 @@ def from_metadata(
     )
 
 
-def traced(traceparent: str | None, begin: BeginTrace | None) -> tuple[str | None, RequestTrace | None]:
-    """A request's trace context for others, and its trace. `begin`: None = it has none."""
+def traced(
+    traceparent: str | None, begin: BeginTrace | None, start: str | None = None
+) -> tuple[str | None, RequestTrace | None]:
+    """A request's trace context for others, and its trace. `begin`: None = it has none; `start`: by START_KEY."""
     given = accept_opaque(traceparent)
     if begin is None:
         return given, None
     trace = begin(given)
+    trace.start = start
     return trace.traceparent() if given is not None or trace.sampled else None, trace
 
 
 BeginTrace = Callable[[str | None], RequestTrace]
 """Begins the trace of a request that came with this W3C trace context."""
 
-_KEYS = frozenset((REQUEST_ID_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY))
+_KEYS = frozenset((REQUEST_ID_KEY, TRACEPARENT_KEY, START_KEY, SESSION_KEY, MODEL_KEY))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-Kind = Literal["server", "client", "batch", "engine", "user"]
+Kind = Literal["proxy", "server", "client", "batch", "engine", "user"]
 
 MAX_SPANS = 64
 """Spans of one request in one process; those after them are counted."""
@@ -81,7 +81,7 @@ class RequestSpan:
 class RequestTrace:
     """The part of a request's trace that this process has."""
 
-    __slots__ = ("_span_id", "_trace_id", "has_ended", "lasts", "left_out", "parent_id", "sampled", "spans")
+    __slots__ = ("_span_id", "_trace_id", "has_ended", "lasts", "left_out", "parent_id", "sampled", "spans", "start")
 
     def __init__(self, traceparent: str | None, sampled: bool) -> None:
         """`traceparent`: a valid one, of the caller; None = the trace begins here."""
@@ -92,6 +92,8 @@ class RequestTrace:
         self.spans: list[RequestSpan] = []
         self.left_out = 0
         """Spans above MAX_SPANS."""
+        self.start: str | None = None
+        """When HAProxy had the request, by its header x-request-start; None = it did not come from there."""
         self.lasts = False
         """Whether the request is a long-lived connection, which is not slow because it lasts."""
         self.has_ended = False

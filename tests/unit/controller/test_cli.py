@@ -217,6 +217,13 @@ async def test_a_followed_log_has_each_line_once(control: Control) -> None:
         assert await interrupted(process) == (130, "")
 
 
+async def test_the_consoles_address_is_the_apis(control: Control) -> None:
+    async with served(control) as pierhead:
+        done = await pierhead("console")
+        assert (done.code, done.err) == (0, "")
+        assert re.fullmatch(r"http://127\.0\.0\.1:[0-9]+/\n", done.out)
+
+
 async def test_a_command_inside_a_replica_is_docker_s(control: Control, tmp_path: Path) -> None:
     docker = tmp_path / "programs" / "docker"
     docker.parent.mkdir()
@@ -433,15 +440,16 @@ async def test_a_gpu_is_taken_out_of_use_and_back(control: Control) -> None:
 
 async def test_the_numbers_of_scale_go_to_a_swarm_and_back_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "many-machines.md").read_text()
-    [write_down] = re.findall(r"```\n(\./pierhead status -o json .*?>scale-targets\.sh\n)```", page, re.DOTALL)
-    clone = tmp_path / "clone"
-    clone.mkdir()
-    (clone / "pierhead").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
-    (clone / "pierhead").chmod(0o755)
+    [write_down] = re.findall(r"```\n(pierhead status -o json .*?>scale-targets\.sh\n)```", page, re.DOTALL)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pierhead").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    (project / "pierhead").chmod(0o755)
+    path = {"PATH": f"{project}:{os.environ['PATH']}"}
 
     async def typed(command: Command, words: str) -> None:
         process = await asyncio.create_subprocess_exec(
-            *("bash", "-euc", words), cwd=clone, env=command.environment(), stdout=PIPE, stderr=PIPE
+            *("bash", "-euc", words), cwd=project, env={**command.environment(), **path}, stdout=PIPE, stderr=PIPE
         )
         async with asyncio.timeout(60):
             _, err = await process.communicate()
@@ -458,11 +466,11 @@ async def test_the_numbers_of_scale_go_to_a_swarm_and_back_as_the_page_says(tmp_
         assert (await command("scale", "web", "3", "--no-wait")).code == 0
         await here.settled("web", 3)
         await typed(command, write_down)
-    moved = "./pierhead scale api auto --no-wait\n./pierhead scale web 3 --no-wait\n"
-    assert (clone / "scale-targets.sh").read_text() == moved
+    moved = "pierhead scale api auto --no-wait\npierhead scale web 3 --no-wait\n"
+    assert (project / "scale-targets.sh").read_text() == moved
     async with served(there, web=2) as command:
         await typed(command, "sh scale-targets.sh")
         await there.settled("web", 3)
-        (clone / "scale-targets.sh").unlink()
+        (project / "scale-targets.sh").unlink()
         await typed(command, write_down)
-    assert (clone / "scale-targets.sh").read_text() == moved
+    assert (project / "scale-targets.sh").read_text() == moved

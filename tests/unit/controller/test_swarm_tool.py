@@ -96,6 +96,18 @@ def test_a_command_that_looks_needs_no_leader_to_be_on_the_network(command: str)
     assert "--network pierhead_default" in became(programs, "scale", "web", "2").words, "it may outlast that controller"
 
 
+@pytest.mark.usefixtures("clone")
+def test_the_console_has_a_port_on_this_machine_while_its_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIERHEAD_API_PORT", "8123")
+    programs = Programs()
+    assert tool.run(["console"], programs) == 0
+    (ran,) = (call for call in programs.calls if call.startswith("docker run"))
+    assert "--network pierhead_default --publish 127.0.0.1:8123:8100 " in ran
+    assert ran.endswith("registry/controller@sha256:00 python -m controller.swarm.tool.forward 8123")
+    with pytest.raises(NoStack, match="does not run on this Swarm"):
+        tool.run(["console"], Programs({r"ContainerSpec.Image}}": Done(1, "", "no such service")}))
+
+
 def test_a_command_with_a_file_sees_that_of_this_machine(clone: Path) -> None:
     me = f"--user {os.getuid()}:{os.getgid()}"
     for words, file in (

@@ -77,6 +77,9 @@ def test_a_command_asks_at_the_socket_that_lets_the_user_in_and_shows_no_token_t
         assert isinstance(where, Here)
         assert where.variables["PIERHEAD_API_URL"] == SOCKET
         assert "PIERHEAD_API_TOKEN" not in where.variables
+    where = Typing(runs(), token, listening=frozenset({SOCKET, API})).types("console")
+    assert isinstance(where, Here)
+    assert where.variables["PIERHEAD_API_URL"] == API, "a browser opens no socket"
     where = Typing(runs(), {"COMPOSE_PROJECT_NAME": "shop"}, listening=frozenset({SOCKET})).types("status")
     assert isinstance(where, Here)
     assert where.variables["PIERHEAD_API_URL"] == API, "the socket is another stack's"

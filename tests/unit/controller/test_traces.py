@@ -67,6 +67,17 @@ def test_the_parts_of_one_request_are_one_trace() -> None:
     assert (span.kind, span.attributes, span.events[0].detail) == ("client", {"replica": "ranker-1"}, "ranker-2")
 
 
+def test_a_request_from_haproxy_begins_there() -> None:
+    waited = call("6" * 16, "", kind="proxy", name="HAProxy", began=97.0, seconds=5.0)
+    above = KeptByReplica("shop", "shop-1", [told(parent="6" * 16, spans=[waited, call("2" * 16, "1" * 16)])])
+    # A service that calls through HAProxy, too; the clock of its node is behind.
+    again = call("7" * 16, "2" * 16, kind="proxy", name="HAProxy", began=90.0)
+    below = KeptByReplica("ranker", "ranker-1", [told(span="3" * 16, parent="7" * 16, began=91.0, spans=[again])])
+    (trace,) = joined([below, above])
+    assert [part.service for part in trace.parts] == ["shop", "ranker"]
+    assert (trace.began, trace.seconds) == (97.0, 5.0)
+
+
 def test_the_newest_come_first_and_can_be_chosen() -> None:
     kept = [
         KeptByReplica("shop", "shop-1", [told(began=1.0), told(OTHER, began=2.0, request="other")]),

@@ -7,6 +7,8 @@ import contextlib
 import io
 import json
 import logging
+import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from controller.errors import InvalidRequest, TooMany
 from controller.status.methods import methods
 from controller.status.records.changes import Try
 from tests.harness.applications import contract
+from tests.harness.certificates import made, write
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until, version
 from tests.unit.controller.test_api import JSON, Client, bearer, error_of, serving
@@ -44,12 +47,14 @@ def control(tmp_path: Path) -> Control:
 
 
 @contextlib.asynccontextmanager
-async def edge_of(control: Control, answer: Answer) -> AsyncIterator[Client]:
+async def edge_of(control: Control, answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
     """The API of a stack whose HAProxy answers like this."""
     app = web.Application(client_max_size=16 << 20)
     app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as edge:
-        control.edge = EdgeAddress(f"http://127.0.0.1:{edge.port}", "")
+    server = TestServer(app)
+    await server.start_server(ssl=tls)
+    async with server as edge:
+        control.edge = EdgeAddress(str(edge.make_url("/")).rstrip("/"), "")
         async with serving(control, web=2, ranker=1) as client:
             yield client
 
@@ -69,14 +74,26 @@ def joined(parts: list[dict[str, Any]]) -> str:
     return "".join(part.get("text", "") for part in parts)
 
 
-async def test_a_request_reaches_the_edge_as_a_client_sends_it(control: Control) -> None:
+def certificate_of(name: str, directory: Path) -> ssl.SSLContext:
+    """Of a server that has a certificate for this name alone, which nobody has signed."""
+    write(directory / "edge.pem", *made(name, now=time.time()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "edge.pem")
+    return context
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_a_request_reaches_the_edge_as_a_client_sends_it(
+    control: Control, over_tls: bool, tmp_path: Path
+) -> None:
     seen: dict[str, Any] = {}
+    tls = certificate_of("shop.example", tmp_path) if over_tls else None
 
     async def answer(request: web.Request) -> web.Response:
         seen.update(method=request.method, path=request.raw_path, headers=request.headers, body=await request.text())
         return web.json_response({"answer": "ä"}, headers={"X-Own": "1"})
 
-    async with edge_of(control, answer) as client:
+    async with edge_of(control, answer, tls) as client:
         headers = {"X-Mine": "a, b", "Content-Type": "application/x-mine"}
         more: dict[str, Any] = {"headers": headers, "body": '{"user": 3}', "key": KEY, "timeout_s": 5}
         first, *parts = await parts_of(await tried(client, "/shop/b%20y?user=3&x=%2F", "POST", **more))

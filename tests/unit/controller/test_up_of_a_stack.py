@@ -390,12 +390,11 @@ def test_a_receiver_adds_the_file_of_alertmanager(root: Path, named: str, files:
     assert User(variables={"PIERHEAD_ALERT_SMTP": "a:25", "COMPOSE_FILE": named}, root=root).stack.files == named
 
 
-def test_alerts_are_not_sent_on_a_swarm(tmp_path: Path) -> None:
-    user = User(variables={**ALERTS, "PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose.yaml"}, root=tmp_path)
-    assert user.is_refused().startswith(
-        "PIERHEAD_ALERT_WEBHOOK, PIERHEAD_ALERT_SLACK, PIERHEAD_ALERT_MAIL: alerts are sent by stacks of one machine"
-    )
-    assert user.calls(CHANGES) == []
+def test_on_a_swarm_a_profile_has_alertmanager() -> None:
+    own = {"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose/swarm.yaml", "PIERHEAD_REGISTRY": "here"}
+    for more, profiles in ((ALERTS, "mine,registry,alerts"), ({}, "mine,registry")):
+        stack = User(variables={**own, **more, "COMPOSE_PROFILES": "mine"}).stack
+        assert (stack.files, stack.profiles) == ("compose/swarm.yaml", profiles)
 
 
 def test_what_is_left_of_alertmanager_is_removed() -> None:

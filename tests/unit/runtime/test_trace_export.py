@@ -7,8 +7,10 @@ import gzip
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -111,8 +113,8 @@ async def start(cluster: Cluster, port: int, url: str, source: str = "", **more:
     return await cluster.process(source or SHOP, port, **(environ | more))
 
 
-async def get(port: int, path: str, traceparent: str = "") -> int:
-    headers = {"x-request-id": "mine"} | ({"traceparent": traceparent} if traceparent else {})
+async def get(port: int, path: str, traceparent: str = "", more: Mapping[str, str] = MappingProxyType({})) -> int:
+    headers = {"x-request-id": "mine", **more} | ({"traceparent": traceparent} if traceparent else {})
     async with ClientSession() as client, client.get(f"http://127.0.0.1:{port}{path}", headers=headers) as response:
         return response.status
 
@@ -139,6 +141,20 @@ async def test_a_request_and_the_users_own_spans_arrive(
     assert {key: resource[key] for key in ("service.name", "service.instance.id", "team")} == {
         "service.name": "shop", "service.instance.id": "shop-1", "team": "sales",
     }  # fmt: skip
+
+
+async def test_haproxys_time_arrives_as_a_span_around_the_request(
+    cluster: Cluster, free_port: int, receiver: Receiver
+) -> None:
+    await start(cluster, free_port, receiver.urls["http/protobuf"])
+    begun = time.time_ns() // 1000 - 3_000_000
+    more = {"x-request-start": f"t={begun}"}
+    assert await get(free_port, "/buy", f"00-{TRACE}-{CALLER}-01", more) == 200
+    await until(lambda: len(receiver.spans) >= 4, "they have arrived")
+    proxy, request = receiver.named("HAProxy"), receiver.named("GET /buy")
+    assert (proxy.parent_span_id, request.parent_span_id) == (bytes.fromhex(CALLER), proxy.span_id)
+    assert abs(proxy.start_time_unix_nano // 1000 - begun) < 1000
+    assert request.start_time_unix_nano - proxy.start_time_unix_nano >= 2_999_000_000
 
 
 async def test_a_failed_request_arrives_whatever_the_sampler_says(

@@ -21,6 +21,7 @@ from pierhead.request import current_request
 from pierhead.trace import MAX_EVENTS, MAX_SPANS, MAX_TEXT, RequestSpan, RequestTrace, TraceSampler
 from pierhead.tracing.keeper import MOST_KEPT, TraceKeeper
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -105,6 +106,40 @@ class TestKeeper:
         kept.finished(kept.begin(traceparent), "GET /", status, seconds, "mine")
         found = of(kept)
         assert [each["why"] for each in found] == ([] if why is None else [why])
+
+    @pytest.mark.parametrize(
+        ("start", "waited"),
+        [
+            ("t=0000999994500000", 5.0),
+            ("t=0000999999500000", 0.0),
+            ("t=0000999999550000", 0.0),  # by the clock of another machine
+            ("t=0001000000500000", None),
+            ("t=0000000000000000", None),  # longer than a day
+            ("t=999994500000", None),
+            ("0000999994500000", None),
+            ("t=-000999994500000", None),
+            ("t=\N{ARABIC-INDIC DIGIT FIVE}000999994500000", None),
+            ("", None),
+        ],
+    )
+    def test_the_wait_in_haproxy_counts(self, start: str, waited: float | None) -> None:
+        """It is a span of its own, around that of the request."""
+        kept = TraceKeeper(Settings(service="shop"), TraceSampler(), clock=lambda: 1_000_000.0)
+        for number, status in enumerate(("200", "500")):
+            trace = kept.begin(UNSAMPLED)
+            trace.start = start
+            kept.finished(trace, "GET /", status, 0.5, f"mine-{number}")
+        found = {each["request"]: each for each in of(kept)}
+        assert ("mine-0" in found) is bool(waited), "slow, as it waited for longer than slow_request_s"
+        failed = found["mine-1"]
+        if waited is None:
+            assert (failed["parent"], failed["spans"]) == (CALLER, [])
+            return
+        (proxy,) = failed["spans"]
+        assert (proxy["kind"], proxy["name"], proxy["status"], proxy["parent"]) == ("proxy", "HAProxy", "500", CALLER)
+        assert failed["parent"] == proxy["span"]
+        assert proxy["attributes"] == {"waited_s": waited}
+        assert (proxy["began"], proxy["seconds"]) == (pytest.approx(999_999.5 - waited), pytest.approx(0.5 + waited))
 
     def test_each_reason_has_its_own_bound(self) -> None:
         """A flood of one kind does not displace the others; the last ones stay."""
@@ -234,9 +269,15 @@ def kept(server: Any) -> list[dict[str, Any]]:
     return of(server.edge.traces)
 
 
+def mine() -> tuple[tuple[str, str], ...]:
+    """Of a request that HAProxy had a second ago."""
+    start = f"t={time.time() - 1:.6f}".replace(".", "")
+    return ("traceparent", SAMPLED), ("x-request-id", "mine"), ("x-request-start", start)
+
+
 async def _http(server: Any) -> str:
     async with ClientSession() as client:
-        url, headers = f"http://127.0.0.1:{server.http_port}/buy", {"traceparent": SAMPLED, "x-request-id": "mine"}
+        url, headers = f"http://127.0.0.1:{server.http_port}/buy", dict(mine())
         async with client.get(url, headers=headers) as response:
             assert response.status == 200
     return "GET /buy"
@@ -245,7 +286,7 @@ async def _http(server: Any) -> str:
 async def _grpc(server: Any) -> str:
     async with grpc.aio.insecure_channel(address(server)) as channel:
         stub: Any = echo_pb2_grpc.EchoStub(channel)
-        await stub.Echo(echo(), metadata=(("traceparent", SAMPLED), ("x-request-id", "mine")))
+        await stub.Echo(echo(), metadata=mine())
     return "pierhead.echo.v1.Echo/Echo"
 
 
@@ -266,9 +307,11 @@ async def test_one_trace_from_the_caller_to_the_callee(cluster: Cluster, way: st
     name = await ask(parent)
     await until(lambda: bool(kept(parent)) and bool(kept(child)), "both have ended the request")
     (above,), (below,) = kept(parent), kept(child)
-    (call,) = above["spans"]
+    proxy, call = above["spans"]
     assert {above["trace"], below["trace"]} == {TRACE}
-    assert (above["parent"], call["parent"], below["parent"]) == (CALLER, above["span"], call["span"])
+    assert (proxy["kind"], proxy["parent"], below["spans"]) == ("proxy", CALLER, [])
+    assert 1 <= proxy["seconds"] - above["seconds"] < 1 + PATIENCE_S
+    assert (above["parent"], call["parent"], below["parent"]) == (proxy["span"], above["span"], call["span"])
     assert {above["request"], below["request"]} == {"mine"}
     assert (above["name"], above["service"], above["replica"]) == (name, "shop", "shop-1")
     assert (call["kind"], call["name"], call["status"]) == ("client", "pierhead.echo.v1.Echo/Echo", "OK")

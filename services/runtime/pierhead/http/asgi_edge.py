@@ -21,7 +21,7 @@ from pierhead.http.asgi_exchange import Exchange, HttpExchange, Receive, Scope, 
 from pierhead.http.constants import CLIENT_LEFT
 from pierhead.http.visit import Visit
 from pierhead.raised import end_process, is_answerable
-from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TIMEOUT_KEY, TRACEPARENT_KEY
+from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, START_KEY, TIMEOUT_KEY, TRACEPARENT_KEY
 
 logger = logging.getLogger("pierhead")
 
@@ -35,7 +35,7 @@ PREFIX_KEY = "x-forwarded-prefix"
 FOR_KEY = "x-forwarded-for"
 """HAProxy adds its client's address at the end. It is the client where the connection, to a Unix socket, tells none."""
 
-_KEYS = (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY, PREFIX_KEY, FOR_KEY)
+_KEYS = (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, START_KEY, SESSION_KEY, MODEL_KEY, PREFIX_KEY, FOR_KEY)
 _READ = {key.encode(): key for key in _KEYS}
 
 

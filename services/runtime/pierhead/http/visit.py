@@ -30,6 +30,7 @@ from pierhead.request import (
     MODEL_KEY,
     REQUEST_ID_KEY,
     SESSION_KEY,
+    START_KEY,
     TIMEOUT_KEY,
     TRACEPARENT_KEY,
     RequestContext,
@@ -112,7 +113,7 @@ class Visit:
             edge.refused(refusal)
             raise refusal
         self.entered = True
-        traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace)
+        traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace, read(START_KEY))
         context = RequestContext(self.request_id, until, traceparent, session, model, self._trace)
         CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
         if process.MEMORY is not None:

@@ -24,6 +24,7 @@ from pierhead.calls.turn import LineFull, lease_in_turn
 from pierhead.edge import logs
 from pierhead.errors import PierheadError
 from pierhead.http.answers import CONTENT_TYPE
+from pierhead.pipes import join
 from pierhead.policies.router import PolicyRouter, Ranks
 from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, accept_id
 from pierhead.runner.runner import FrontRoute
@@ -32,7 +33,6 @@ from pierhead.serve_block import DEFAULT_POLICY
 MOST_HEAD_BYTES: Final = 32 * 1024
 HEAD_S: Final = 30.0
 """How long a client may take to send the head of a request, as for HAProxy."""
-PIECE_BYTES: Final = 64 * 1024
 CONNECT_S: Final = 5.0
 TRIES: Final = 3
 """How many replicas a request may meet that do not listen any more."""
@@ -245,7 +245,7 @@ class Front:
         if self._grpc_port is not None:
             async with asyncio.timeout(CONNECT_S):
                 inner = await asyncio.open_connection("127.0.0.1", self._grpc_port)
-            await _join(reader, writer, *inner)
+            await join(reader, writer, *inner)
 
     async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head: RequestHead | None = None
@@ -263,7 +263,7 @@ class Front:
             lease, inner_reader, inner_writer = await self._queue_of(route).connected(request)
             try:
                 inner_writer.write(head.to(route, client))
-                await _join(reader, writer, inner_reader, inner_writer)
+                await join(reader, writer, inner_reader, inner_writer)
             finally:
                 lease.end()
         except RefusedRequest as refusal:
@@ -287,36 +287,6 @@ class Front:
 
 
 _Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-
-
-async def _join(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    inner_reader: asyncio.StreamReader,
-    inner_writer: asyncio.StreamWriter,
-) -> None:
-    """Pass bytes on in both directions until one side closes. Raises OSError when a connection breaks."""
-    pipes = {
-        asyncio.create_task(_pass_on(reader, inner_writer)),
-        asyncio.create_task(_pass_on(inner_reader, writer)),
-    }
-    try:
-        await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
-        for pipe in pipes:
-            if pipe.done():
-                pipe.result()
-    finally:
-        # Cut off, not closed: where the client has left, the service sees it at once.
-        inner_writer.transport.abort()
-        for pipe in pipes:
-            pipe.cancel()
-        await asyncio.gather(*pipes, return_exceptions=True)
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while piece := await reader.read(PIECE_BYTES):
-        writer.write(piece)
-        await writer.drain()
 
 
 async def _answer(writer: asyncio.StreamWriter, refusal: RefusedRequest, head: RequestHead | None) -> None:

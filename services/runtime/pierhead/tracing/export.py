@@ -80,11 +80,23 @@ class TraceExport:
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.trace import Link, SpanKind
 
-        trace, ended = kept.trace, kept.began + kept.seconds
+        trace, proxy, ended = kept.trace, kept.proxy, kept.began + kept.seconds
+        if proxy is not None:
+            yield ReadableSpan(
+                proxy.name,
+                _context(trace.trace_id, proxy.span_id, is_remote=False),
+                _context(trace.trace_id, proxy.parent_id) if proxy.parent_id else None,
+                self._resource,
+                proxy.attributes,
+                kind=SpanKind.SERVER,
+                status=_status(kept.failed),
+                start_time=_ns(proxy.began + kept.offset),
+                end_time=_ns(ended),
+            )
         yield ReadableSpan(
             kept.method,
             _context(trace.trace_id, trace.span_id, is_remote=False),
-            _context(trace.trace_id, trace.parent_id) if trace.parent_id else None,
+            _context(trace.trace_id, kept.parent_id) if kept.parent_id else None,
             self._resource,
             {**_named(kept.method, kept.status), "pierhead.request_id": kept.request_id, "pierhead.kept": kept.why},
             kind=SpanKind.SERVER,

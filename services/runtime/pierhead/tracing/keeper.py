@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -29,6 +30,12 @@ FAILURES = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEAD
 """gRPC statuses that are not the caller's fault; HTTP's are those from 500 on."""
 
 
+LONGEST_WAIT_S = 86_400.0
+"""A request that is said to have waited longer did not: somebody else wrote the header, or a clock is wrong."""
+
+_START = re.compile(r"t=([0-9]{16})")
+
+
 class KeptTrace(NamedTuple):
     """The trace of one request in this process, at the request's end."""
 
@@ -45,11 +52,18 @@ class KeptTrace(NamedTuple):
     seconds: float
     offset: float
     """What to add to `time.monotonic()` for seconds since 1970."""
+    proxy: RequestSpan | None = None
+    """HAProxy, from where it had the request until the request's end; None = the request did not come from there."""
 
     @property
     def failed(self) -> bool:
         """Whether it is not its caller's fault."""
         return is_failure(self.status)
+
+    @property
+    def parent_id(self) -> str:
+        """The span that the request's own one belongs to; "" = none."""
+        return self.trace.parent_id if self.proxy is None else self.proxy.span_id
 
 
 class TraceKeeper:
@@ -82,16 +96,21 @@ class TraceKeeper:
     def finished(self, trace: RequestTrace, method: str, status: str, seconds: float, request_id: str) -> None:
         """Keep a request's trace, or forget it."""
         why: Why | None = None
+        waited = None if trace.start is None else _waited(trace.start, self._clock() - seconds)
         if is_failure(status):
             why = "failed"
-        elif seconds >= self._slow_s and not trace.lasts:
+        elif seconds + (waited or 0.0) >= self._slow_s and not trace.lasts:
             why = "slow"
         elif trace.sampled:
             why = "sampled"
         if why is not None:
             now = self._clock()
-            offset, links = now - time.monotonic(), _links(trace)
-            kept = KeptTrace(why, trace, trace.spans, links, method, status, request_id, now - seconds, seconds, offset)
+            began, offset, links = now - seconds, now - time.monotonic(), _links(trace)
+            proxy = None
+            if waited is not None:
+                proxy = RequestSpan("proxy", "HAProxy", began - waited - offset, trace.parent_id)
+                proxy.end(now - offset, status, waited_s=round(waited, 6))
+            kept = KeptTrace(why, trace, trace.spans, links, method, status, request_id, began, seconds, offset, proxy)
             self._kept[why].append(kept)
             if self._export is not None:
                 self._export.send(kept)
@@ -109,6 +128,15 @@ class TraceKeeper:
                 break
             written.append(text)
         return f'{{"traces": [{", ".join(written)}]}}'.encode()
+
+
+def _waited(start: str, began: float) -> float | None:
+    """Seconds that a request was in HAProxy before it was here; None where the header does not say. The clock of
+    HAProxy's machine may be another one: a little less than nothing is nothing.
+    """
+    found = _START.fullmatch(start)
+    waited = began - int(found[1]) / 1e6 if found else -1.0
+    return max(0.0, waited) if -0.1 <= waited <= LONGEST_WAIT_S else None
 
 
 def is_failure(status: str) -> bool:
@@ -130,24 +158,27 @@ def _document(kept: KeptTrace) -> Mapping[str, Any]:
     return {
         "trace": trace.trace_id,
         "span": trace.span_id,
-        "parent": trace.parent_id,
+        "parent": kept.parent_id,
         "request": kept.request_id,
         "why": kept.why,
         "name": kept.method[:MAX_TEXT],
         "status": kept.status,
         "began": round(kept.began, 6),
         "seconds": round(kept.seconds, 6),
-        "spans": [_span(each, kept) for each in kept.spans],
+        "spans": [
+            *([] if kept.proxy is None else [_span(kept.proxy, kept, trace.parent_id)]),
+            *(_span(each, kept, each.parent_id or trace.span_id) for each in kept.spans),
+        ],
         "left_out": trace.left_out,
     }
 
 
-def _span(span: RequestSpan, kept: KeptTrace) -> Mapping[str, Any]:
+def _span(span: RequestSpan, kept: KeptTrace, parent: str) -> Mapping[str, Any]:
     began = span.began + kept.offset
     ended = kept.began + kept.seconds if span.ended is None else span.ended + kept.offset
     return {
         "span": span.span_id,
-        "parent": span.parent_id or kept.trace.span_id,
+        "parent": parent,
         "kind": span.kind,
         "name": span.name[:MAX_TEXT],
         "status": span.status or "not ended",
