@@ -174,26 +174,6 @@ def test_every_edge_answers_and_a_second_up_starts_nothing_again(place: Place) -
     assert "controller" in place.make("logs")
 
 
-SEES_CONSOLE = """
-set -e
-setsid ./pierhead console > console.said &
-until port=$(grep -o '127.0.0.1:[0-9]*/' console.said); do kill -0 $! || { cat console.said; exit 1; }; sleep 0.1; done
-port=${port#*:}
-exec 3<> "/dev/tcp/127.0.0.1/${port%/}"
-printf 'GET / HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3
-cat <&3
-kill -TERM -- -$! 2> /dev/null || true
-wait || true
-rm console.said
-"""
-
-
-def test_a_browser_finds_the_console(place: Place) -> None:
-    """On a Swarm, at a port that is there while the command runs."""
-    shown = place.type("bash", "-c", SEES_CONSOLE)
-    assert "<title>Pierhead</title>" in shown.stdout, shown.stdout + shown.stderr
-
-
 def test_scaling_up_and_down(place: Place) -> None:
     with load(place, *PATHS) as seen:
         before = place.ids()

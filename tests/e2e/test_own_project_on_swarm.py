@@ -7,9 +7,11 @@ manager; what `pierhead up` does about images otherwise is in test_own_project.p
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -27,6 +29,21 @@ pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 IMAGES = [f"pierhead/{name}:{TAG}" for name in (*NAMES[:4], "alertmanager", "python")]
 SETTINGS = "COMPOSE_PROJECT_NAME=shop\nPIERHEAD_ENGINE=swarm\nPIERHEAD_REGISTRY=here\nPIERHEAD_BUILD=0\n"
 DIRECTORY = "/rig/shop"
+
+
+CONSOLE = """
+set -e
+setsid pierhead console > console.said &
+until port=$(grep -o '127.0.0.1:[0-9]*/' console.said); do kill -0 $! || { cat console.said; exit 1; }; sleep 0.1; done
+port=${port#*:}
+exec 3<> "/dev/tcp/127.0.0.1/${port%/}"
+printf 'GET / HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3
+cat <&3
+kill -TERM -- -$! 2> /dev/null || true
+wait || true
+rm console.said
+"""
+"""Types `pierhead console`, opens what it says, and ends it."""
 
 
 class Manager:
@@ -62,16 +79,16 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
     SwarmStack.build()
     EVIDENCE.mkdir(exist_ok=True)
     wheel = build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel"))
-    programs = environment(EVIDENCE / "tool", wheel)  # the nodes have the clone at its own path
     with (
+        TemporaryDirectory(dir=EVIDENCE) as tool,  # the nodes have the clone at its own path
         SwarmRig(nodes=3, managers=3).running([], only_first=IMAGES) as rig,
         receiving(f"{rig.subnet}.1") as receivers,
     ):
-        user = Manager(rig, programs, receivers)
+        user = Manager(rig, environment(Path(tool) / "venv", wheel), receivers)
         user.does("pierhead new shop", "/rig")
         webhook = f"PIERHEAD_ALERT_WEBHOOK=http://{receivers.address}:{receivers.webhook_port}/"
         user.does(f"printf '{SETTINGS}{webhook}' > .env")
-        user.does("docker compose build --quiet")
+        user.does("docker compose build --quiet web greeter")
         print(user.does("pierhead up"))
         yield user
 
@@ -90,13 +107,19 @@ def test_what_is_typed_on_one_machine_is_typed_here(user: Manager) -> None:
     assert "web is HEALTHY: 3 of 3" in user.does("pierhead why web")
 
 
+def test_a_browser_on_the_manager_finds_the_console(user: Manager) -> None:
+    shown = user.type(f"bash -c {shlex.quote(CONSOLE)}")
+    assert "<title>Pierhead</title>" in shown.stdout, shown.stdout + shown.stderr
+    eventually(lambda: not user.does("docker ps --quiet --filter publish=8100"), "its port is closed")
+
+
 def test_a_version_that_works_and_one_that_does_not(user: Manager) -> None:
-    user.does("sed -i 's/Hello/Welcome/' app.py && docker compose build --quiet && pierhead deploy")
+    user.does("sed -i 's/Hello/Welcome/' app.py && docker compose build --quiet web greeter && pierhead deploy")
     eventually(lambda: user.greetings() == {"Welcome, Ada!"}, "each node has the new version")
-    user.does("sed -i 's/self.greeter = greeter/raise ValueError/' app.py && docker compose build --quiet")
+    user.does("sed -i 's/self.greeter = greeter/raise ValueError/' app.py && docker compose build --quiet web greeter")
     broken = user.type("pierhead deploy")
     assert broken.returncode == 1
-    assert "rolled back" in broken.stdout, broken.stdout + broken.stderr
+    assert "was rolled back" in broken.stderr, broken.stdout + broken.stderr
     assert user.greetings() == {"Welcome, Ada!"}
     eventually(lambda: user.receivers.told("VersionRolledBack"), "an alert says so")
     assert "web" in user.does("pierhead silence web --for 1h --why 'the fault is known'")
@@ -106,4 +129,4 @@ def test_down_leaves_nothing(user: Manager) -> None:
     user.does("pierhead down --volumes")
     kinds = ("service", "config", "secret")
     eventually(lambda: not any(user.does(f"docker {kind} ls --quiet") for kind in kinds), "nothing is left")
-    assert "nothing to remove" in user.does("pierhead down")
+    assert "Nothing is left of shop" in user.does("pierhead down")
