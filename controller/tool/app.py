@@ -48,21 +48,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for module in (
-    project,
-    look,
-    console,
-    follow,
-    inside,
-    change,
-    node,
-    offline,
-    llm,
-    keys,
-    alerts,
-    backup,
-    bundle,
-    callers,
-):
+    project, look, console, follow, inside, change, node, offline, llm, keys, alerts, backup, bundle, callers,
+):  # fmt: skip
     module.register(app)
 
 

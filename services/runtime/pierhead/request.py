@@ -28,15 +28,24 @@ class RequestContext(NamedTuple):
     request_id: str
     deadline: float
     """`time.monotonic()` at which the caller stops waiting."""
-    traceparent: str | None = None
-    """W3C trace context, for what is called outside the stack: of the request's own span, where its caller sent one or
-    it is in the sample. Where traces are off, the caller's."""
+    given_traceparent: str | None = None
+    """The caller's W3C trace context, as it came."""
     session_id: str | None = None
     """Names the user or conversation; for policies that keep a session at one replica."""
     model_id: str | None = None
     """The model that the request is for, in a multiplexed service."""
     trace: RequestTrace | None = None
     """What this process does for it, for its trace; None where traces are off."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """W3C trace context, for what is called outside the stack: of the request's own span, where its caller sent one
+        or it is in the sample. Where traces are off, the caller's.
+        """
+        given, trace = self.given_traceparent, self.trace
+        if trace is None:
+            return given
+        return trace.traceparent() if given is not None or trace.sampled else None
 
     def remaining_s(self) -> float:
         """Seconds until the deadline; never negative."""
@@ -98,11 +107,11 @@ def from_metadata(
 ) -> RequestContext:
     """The request of a gRPC call."""
     found: dict[str, str] = {key: value for key, value in metadata if key in _KEYS and isinstance(value, str)}
-    traceparent, trace = traced(found.get(TRACEPARENT_KEY), begin, found.get(START_KEY))
+    given, trace = traced(found.get(TRACEPARENT_KEY), begin, found.get(START_KEY))
     return kind(
         accept_id(found.get(REQUEST_ID_KEY)),
         deadline,
-        traceparent,
+        given,
         accept_opaque(found.get(SESSION_KEY)),
         accept_opaque(found.get(MODEL_KEY)),
         trace,
@@ -112,13 +121,16 @@ def from_metadata(
 def traced(
     traceparent: str | None, begin: BeginTrace | None, start: str | None = None
 ) -> tuple[str | None, RequestTrace | None]:
-    """A request's trace context for others, and its trace. `begin`: None = it has none; `start`: by START_KEY."""
+    """A request's trace context if it can be passed on, and its trace. `begin`: None = it has none; `start`: by
+    START_KEY.
+    """
     given = accept_opaque(traceparent)
     if begin is None:
         return given, None
     trace = begin(given)
-    trace.start = start
-    return trace.traceparent() if given is not None or trace.sampled else None, trace
+    if start is not None:
+        trace.start = start
+    return given, trace
 
 
 BeginTrace = Callable[[str | None], RequestTrace]

@@ -349,7 +349,7 @@ def _merged(members: Sequence[Arrival], latest: float) -> RequestContext | None:
     traced = next((request for request in requests if request.trace and request.trace.sampled), first)
     return first._replace(
         trace=traced.trace,
-        traceparent=traced.traceparent,
+        given_traceparent=traced.given_traceparent,
         deadline=min(latest, max(member.deadline for member in members)),
         session_id=first.session_id if len(sessions) == 1 else None,
     )

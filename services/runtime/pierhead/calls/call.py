@@ -217,8 +217,7 @@ class Call:
         if trace is not None and trace.has_ended:
             traceparent = None  # work that outlives its request
         elif trace is not None:
-            self._span = span = trace.span("client", self._method.path[1:], now)
-            traceparent = trace.traceparent(span.span_id)
+            self._span, traceparent = trace.call(self._method.path[1:], now)
         if traceparent is not None:
             ours += ((TRACEPARENT_KEY, traceparent),)
         if self.session_id is not None:
@@ -483,7 +482,7 @@ class Call:
         now, lease, binding = time.monotonic(), self._lease, self._binding
         binding.succeeded(now - self._started)
         if self._span is not None:
-            self._span.end(now, service=binding.service, replica=lease.replica.name)
+            self._span.end_call(now, "OK", binding.service, lease.replica.name)
         if self._method.kind is MethodKind.UNARY_UNARY:
             binding.took(now - lease.began)
         self._pool.answered(lease, now)
@@ -519,8 +518,8 @@ class Call:
         now = time.monotonic()
         self._binding.ended(outcome, now - self._started)
         if self._span is not None:
-            at = {"replica": self._lease.replica.name} if self._call is not None else {}
-            self._span.end(now, outcome, service=self._binding.service, **at)
+            replica = "" if self._call is None else self._lease.replica.name
+            self._span.end_call(now, outcome, self._binding.service, replica)
         if self._callbacks is None:
             return
         if call_back_soon:

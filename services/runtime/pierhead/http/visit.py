@@ -113,8 +113,8 @@ class Visit:
             edge.refused(refusal)
             raise refusal
         self.entered = True
-        traceparent, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace, read(START_KEY))
-        context = RequestContext(self.request_id, until, traceparent, session, model, self._trace)
+        given, self._trace = traced(read(TRACEPARENT_KEY), edge.begin_trace, read(START_KEY))
+        context = RequestContext(self.request_id, until, given, session, model, self._trace)
         CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
         if process.MEMORY is not None:
             self._sharing = serving(b"", many_in=False, many_out=False)

@@ -126,8 +126,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if self._metadata:
             request: RequestContext = from_metadata(self.invocation_metadata(), self.until, begin, InsideRequest)
         else:
-            traceparent, trace = traced(self._traceparent or None, begin)
-            request = InsideRequest(self._request_id, self.until, traceparent, None, None, trace)
+            given, trace = traced(self._traceparent or None, begin)
+            request = InsideRequest(self._request_id, self.until, given, None, None, trace)
         self._trace = request.trace
         CURRENT.set(request)
         if self._sharing is not None:

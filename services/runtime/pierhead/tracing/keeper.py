@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -31,9 +30,7 @@ FAILURES = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEAD
 
 
 LONGEST_WAIT_S = 86_400.0
-"""A request that is said to have waited longer did not: somebody else wrote the header, or a clock is wrong."""
-
-_START = re.compile(r"t=([0-9]{16})")
+"""A longer wait is none: somebody else wrote the header, or a clock is wrong."""
 
 
 class KeptTrace(NamedTuple):
@@ -53,7 +50,7 @@ class KeptTrace(NamedTuple):
     offset: float
     """What to add to `time.monotonic()` for seconds since 1970."""
     proxy: RequestSpan | None = None
-    """HAProxy, from where it had the request until the request's end; None = the request did not come from there."""
+    """From the moment when HAProxy had the request until the request's end; None = it did not come from there."""
 
     @property
     def failed(self) -> bool:
@@ -80,6 +77,8 @@ class TraceKeeper:
         self._sampler = sampler
         self.begin: Callable[[str | None], RequestTrace] = sampler.begin if export is None else self._begin
         self._slow_s = settings.slow_request_s
+        self._shares_clock = bool(settings.socket)
+        """With HAProxy, which is on this machine. Elsewhere a wrong clock would make every request slow."""
         self._names = {"service": settings.service, "replica": settings.replica}
         self._export = export
         self._clock = clock
@@ -95,16 +94,18 @@ class TraceKeeper:
 
     def finished(self, trace: RequestTrace, method: str, status: str, seconds: float, request_id: str) -> None:
         """Keep a request's trace, or forget it."""
+        now = self._clock()
+        waited: float | None = None
         why: Why | None = None
-        waited = None if trace.start is None else _waited(trace.start, self._clock() - seconds)
+        if trace.start is not None:
+            waited = _waited(trace.start, now - seconds)
         if is_failure(status):
             why = "failed"
-        elif seconds + (waited or 0.0) >= self._slow_s and not trace.lasts:
+        elif seconds + (waited or 0.0) * self._shares_clock >= self._slow_s and not trace.lasts:
             why = "slow"
         elif trace.sampled:
             why = "sampled"
         if why is not None:
-            now = self._clock()
             began, offset, links = now - seconds, now - time.monotonic(), _links(trace)
             proxy = None
             if waited is not None:
@@ -134,8 +135,10 @@ def _waited(start: str, began: float) -> float | None:
     """Seconds that a request was in HAProxy before it was here; None where the header does not say. The clock of
     HAProxy's machine may be another one: a little less than nothing is nothing.
     """
-    found = _START.fullmatch(start)
-    waited = began - int(found[1]) / 1e6 if found else -1.0
+    try:
+        waited = began - int(start.removeprefix("t=")) / 1e6
+    except ValueError:
+        return None
     return max(0.0, waited) if -0.1 <= waited <= LONGEST_WAIT_S else None
 
 
@@ -184,7 +187,7 @@ def _span(span: RequestSpan, kept: KeptTrace, parent: str) -> Mapping[str, Any]:
         "status": span.status or "not ended",
         "began": round(began, 6),
         "seconds": round(max(0.0, ended - began), 6),
-        "attributes": span.attributes or {},
+        "attributes": span.facts,
         "events": [
             {"at": round(at + kept.offset, 6), "name": name, "detail": detail} for at, name, detail in span.events or ()
         ],
