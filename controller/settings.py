@@ -33,7 +33,7 @@ HOST_AND_PORT = re.compile(r"([A-Za-z0-9.-]+:[0-9]{1,5})?")
 DIRECTORY_OF_ACME = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[!-~]*")
 WEBHOOK = re.compile(r"https?://[^\s/?#@]+(/\S*)?")
 ALERT_RECEIVERS = ("PIERHEAD_ALERT_WEBHOOK", "PIERHEAD_ALERT_SLACK", "PIERHEAD_ALERT_MAIL")
-"""With any of these the stack has an Alertmanager (compose/alerts.yaml)."""
+"""With any of these the stack has an Alertmanager."""
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 MOST_DOMAINS = 100
 """In one certificate: what Let's Encrypt gives."""

@@ -39,7 +39,7 @@ export function Alerts({ found, role }) {
   return html`
     <h1>Alerts</h1>
     ${found.problem && html`<p class="bad">${found.problem}</p>`}
-    ${!found.is_sent && html`<p class="quiet">They are sent to nobody: .env names no receiver, or this is a Swarm (docs/how-to/alerts.md).</p>`}
+    ${!found.is_sent && html`<p class="quiet">They are sent to nobody: .env names no receiver (docs/how-to/alerts.md).</p>`}
     <p role="status">${said}</p>
     ${found.alerts.map((alert) => html`
       <section class="panel" key=${JSON.stringify(alert.labels)}>

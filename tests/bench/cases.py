@@ -83,11 +83,13 @@ MODEL: Final = Subject("model", "model alone", "model")
 
 PROCESSES: Final = Subject("ours:processes", "bare processes behind the peer's HAProxy", "processes")
 ALL_LINES: Final = Subject("ours:all-lines", "a line of every request", "ours", stack=(("PIERHEAD_ACCESS_LOG", "all"),))
+SAMPLED: Final = (("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "0.01"))
 VARIANTS: Final = (
     ALL_LINES,
     Subject("ours:key", "a key with a limit", "ours", has_key=True),
     Subject("ours:tls-key", "TLS, a key with a limit", "ours", has_key=True, has_tls=True),
     Subject("ours:untraced", "without traces", "ours", stack=(("OTEL_SDK_DISABLED", "true"),)),
+    Subject("ours:sampled", "1 % of the requests in the sample", "ours", stack=SAMPLED),
     Subject("ours:tcp", "ports in place of sockets", "ours", stack=(("PIERHEAD_LISTEN", "tcp"),)),
     PROCESSES,
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),

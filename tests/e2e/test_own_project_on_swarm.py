@@ -26,8 +26,12 @@ from tests.harness.wheel import build_wheel, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 
+TOKEN = "0123456789abcdef0123456789abcdef"
 IMAGES = [f"pierhead/{name}:{TAG}" for name in (*NAMES[:4], "alertmanager", "python")]
-SETTINGS = "COMPOSE_PROJECT_NAME=shop\nPIERHEAD_ENGINE=swarm\nPIERHEAD_REGISTRY=here\nPIERHEAD_BUILD=0\n"
+SETTINGS = (
+    "COMPOSE_PROJECT_NAME=shop\nPIERHEAD_ENGINE=swarm\nPIERHEAD_REGISTRY=here\nPIERHEAD_BUILD=0\n"
+    f"PIERHEAD_API_TOKEN={TOKEN}\n"
+)
 DIRECTORY = "/rig/shop"
 
 
@@ -36,14 +40,18 @@ set -e
 setsid pierhead console > console.said &
 until port=$(grep -o '127.0.0.1:[0-9]*/' console.said); do kill -0 $! || { cat console.said; exit 1; }; sleep 0.1; done
 port=${port#*:}
-exec 3<> "/dev/tcp/127.0.0.1/${port%/}"
-printf 'GET / HTTP/1.0\\r\\nHost: 127.0.0.1\\r\\n\\r\\n' >&3
+ask() {
+  printf 'GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n%s\r\n' "$1" "$TOKEN" "$2"
+}
+exec 3<> "/dev/tcp/127.0.0.1/${port%/}" 4<> "/dev/tcp/127.0.0.1/${port%/}"
+ask / "Connection: close\r\n" >&3
 cat <&3
-kill -TERM -- -$! 2> /dev/null || true
+ask /api/v1/live "" >&4
+head -n 1 <&4
+docker kill --signal INT $(docker ps --quiet --filter publish=${port%/}) > /dev/null
 wait || true
-rm console.said
 """
-"""Types `pierhead console`, opens what it says, and ends it."""
+"""Types `pierhead console`, opens the page and its stream at the address that it says, and ends it as Ctrl-C does."""
 
 
 class Manager:
@@ -62,6 +70,10 @@ class Manager:
         print(f"{words}: {time.monotonic() - began:.1f} s")
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def containers(self) -> set[str]:
+        """Of all nodes: what is replaced has another id."""
+        return {line for node in self.rig.nodes for line in node.cli("ps", "--quiet", "--no-trunc").split()}
 
     def greetings(self) -> set[str]:
         """What each node says."""
@@ -95,9 +107,9 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
 
 def test_every_machine_answers_and_another_up_changes_nothing(user: Manager) -> None:
     eventually(lambda: user.greetings() == {"Hello, Ada!"}, "each node answers")
-    before = user.does("docker service ls --quiet")
+    before = user.containers()
     user.does("pierhead up")
-    assert user.does("docker service ls --quiet") == before
+    assert user.containers() == before
 
 
 def test_what_is_typed_on_one_machine_is_typed_here(user: Manager) -> None:
@@ -108,8 +120,10 @@ def test_what_is_typed_on_one_machine_is_typed_here(user: Manager) -> None:
 
 
 def test_a_browser_on_the_manager_finds_the_console(user: Manager) -> None:
-    shown = user.type(f"bash -c {shlex.quote(CONSOLE)}")
+    shown = user.type(f"TOKEN={TOKEN} timeout 60 bash -c {shlex.quote(CONSOLE)}")
     assert "<title>Pierhead</title>" in shown.stdout, shown.stdout + shown.stderr
+    assert shown.stdout.splitlines()[-1].startswith("HTTP/1.1 200"), shown.stdout[-500:]
+    assert shown.returncode == 0, "it ends, although a page is open"
     eventually(lambda: not user.does("docker ps --quiet --filter publish=8100"), "its port is closed")
 
 
@@ -122,11 +136,13 @@ def test_a_version_that_works_and_one_that_does_not(user: Manager) -> None:
     assert "was rolled back" in broken.stderr, broken.stdout + broken.stderr
     assert user.greetings() == {"Welcome, Ada!"}
     eventually(lambda: user.receivers.told("VersionRolledBack"), "an alert says so")
-    assert "web" in user.does("pierhead silence web --for 1h --why 'the fault is known'")
+    user.does("pierhead silence web --for 1h --why 'the fault is known'")
+    assert "the fault is known" in user.does("pierhead silence")
 
 
 def test_down_leaves_nothing(user: Manager) -> None:
     user.does("pierhead down --volumes")
-    kinds = ("service", "config", "secret")
-    eventually(lambda: not any(user.does(f"docker {kind} ls --quiet") for kind in kinds), "nothing is left")
+    own = "--quiet --filter name=shop"
+    listed = "; ".join(f"docker {kind} ls {own}" for kind in ("service", "config", "secret", "network", "volume"))
+    eventually(lambda: not user.does(listed), "nothing is left")
     assert "Nothing is left of shop" in user.does("pierhead down")

@@ -52,7 +52,7 @@ class SwarmStack(Place):
     def build() -> None:
         """Build what a stack on a Swarm needs besides the images of `make build`; skips the test as `build_or_skip`."""
         swarm_rig.build_or_skip()
-        files = {"COMPOSE_FILE": "compose/swarm.yaml", "COMPOSE_PROFILES": "registry,alerts", "PIERHEAD_TAG": TAG}
+        files = {"COMPOSE_FILE": "compose/swarm.yaml", "COMPOSE_PROFILES": "registry,alertmanager", "PIERHEAD_TAG": TAG}
         build = ["docker", "compose", "build", "--quiet", *BUILT]
         subprocess.run(build, cwd=swarm_rig.ROOT, env={**os.environ, **files}, check=True, timeout=900)
 

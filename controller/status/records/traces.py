@@ -29,7 +29,7 @@ class TraceSpan(Document):
     engine; user: a span of the service's own code."""
     name: str
     status: str
-    """OK, or what it ended with in its place; "not ended" where the request ended first."""
+    """OK, or what it ended with in its place; "not ended" where the request ended first. HAProxy's is the request's."""
     began: float
     seconds: float
     attributes: Mapping[str, str]

@@ -25,7 +25,8 @@ async def listen(host: str, port: int, target: tuple[str, int]) -> asyncio.Serve
         with contextlib.suppress(OSError):  # TimeoutError as well
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    inner = await asyncio.open_connection(*target)
+                    # One address for each manager; one that was lost does not answer.
+                    inner = await asyncio.open_connection(*target, happy_eyeballs_delay=0.5)
                 await join(reader, writer, *inner)
             finally:
                 writer.close()
@@ -35,14 +36,10 @@ async def listen(host: str, port: int, target: tuple[str, int]) -> asyncio.Serve
 
 async def main(shown_port: str) -> None:
     """Forward until it is cancelled. `shown_port`: of the machine."""
-    server = await listen("0.0.0.0", FORWARDED_PORT, CONTROLLER)
-    sys.stdout.write(
-        f"http://127.0.0.1:{shown_port}/ until Ctrl-C. The page asks for a token: PIERHEAD_API_TOKEN of .env, or one "
-        "that `pierhead token` has made.\n"
-    )
+    await listen("0.0.0.0", FORWARDED_PORT, CONTROLLER)  # Docker publishes the port on the loopback alone
+    sys.stdout.write(f"http://127.0.0.1:{shown_port}/ until Ctrl-C\n")
     sys.stdout.flush()
-    async with server:
-        await server.serve_forever()
+    await asyncio.Event().wait()  # the server's own wait would last as long as a page is open
 
 
 if __name__ == "__main__":

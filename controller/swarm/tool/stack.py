@@ -16,6 +16,7 @@ from ...errors import InvalidRequest
 from ...tool.project.compose import READ_S, Compose
 from ...tool.project.programs import Done
 from ...tool.project.stack import NoStack, ProjectStack
+from ...tool.project.steps import say
 from ..up.settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, VARIABLE, StackSettings
 from .forward import FORWARDED_PORT
 
@@ -116,7 +117,7 @@ class SwarmStack:
 
     @property
     def _compose(self) -> Compose:
-        """With the profile of the stack's own registry, where it is asked for."""
+        """With the profiles of the stack's own services that are asked for."""
         return Compose(self.stack).having(COMPOSE_PROFILES=self.stack.profiles)
 
     def _resolved_files(self) -> str:
@@ -176,9 +177,16 @@ class SwarmStack:
         if image.status:
             raise self._not_there(image.errors)
         port = stack.setting("PIERHEAD_API_PORT", "8100")
+        self._say_token()
         published = ["--network", f"{stack.name}_default", "--publish", f"127.0.0.1:{port}:{FORWARDED_PORT}"]
         program = [image.output.strip(), "python", "-m", "controller.swarm.tool.forward", port]
         return ["docker", "run", "--rm", "--init", *published, *program]
+
+    def _say_token(self) -> None:
+        way = "PIERHEAD_API_TOKEN of .env, or one that `pierhead token` has made"
+        if not self.stack.setting("PIERHEAD_API_TOKEN"):
+            way = f"write PIERHEAD_API_TOKEN=... into .env (`openssl rand -hex 32`) and type {self.stack.typed('up')}"
+        say(f"The page asks for a token: {way}.")
 
     def answers(self) -> bool:
         """Whether a controller has the lease of the state, and its API is open."""

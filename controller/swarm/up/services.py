@@ -215,9 +215,9 @@ def _tmpfs(source: ServiceSource, problems: Problems) -> list[Json]:
 
 
 def _environment(source: ServiceSource, path: str, value: Any, problems: Problems) -> Json:
-    """Swarm fills in what stands in double braces; only the stack's own services mean that."""
+    """Swarm fills in what stands in double braces; only the stack's HAProxy means that."""
     variables = problems.text_map(path, value) or {}
-    if source.name not in OWN:
+    if source.name != "haproxy":
         variables = {key: text.replace("{{", '{{"{{"}}') for key, text in variables.items()}
     return {"environment": variables}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from .. import output as out
+from ..errors import BadInput
+from ..project.direct import UNIX
 from .options import connect
 
 
@@ -16,6 +18,9 @@ def register(app: typer.Typer) -> None:
 def console() -> None:
     """Print the address of the console, a page that shows the stack.
 
-    Where the API has no port on this machine, the command opens one until Ctrl-C.
+    The console of a stack of many machines has it until Ctrl-C.
     """
-    out.say(f"{connect().url}/")
+    url = connect().url
+    if url.startswith(UNIX):
+        raise BadInput(f"{url} is a Unix socket, which no browser opens: name the API's port in PIERHEAD_API_URL")
+    out.say(f"{url}/")

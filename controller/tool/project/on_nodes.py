@@ -63,7 +63,7 @@ class OnNodes:
 
     def addresses(self, compose: Compose) -> Sequence[tuple[str, str]]:
         """What answers in addition to services, and where."""
-        return [("and the same", "at every other node")]
+        return [("and the same", "at every other node"), ("console", self.stack.typed("console"))]
 
     def who_reaches_it(self) -> str:
         """Nothing: the ports are on every address of each node."""
@@ -74,7 +74,7 @@ class OnNodes:
         self._call("trouble", compose)
 
     def _call(self, command: str, compose: Compose) -> int:
-        # Without COMPOSE_PROFILES: the program adds the registry's profile itself.
+        # Without COMPOSE_PROFILES: the program adds the profiles of the stack's own services itself.
         words = self.engine.program("stack", command)
         return self.stack.programs.call(
             *words, variables={"COMPOSE_FILE": compose.files}, given="", directory=self.stack.root

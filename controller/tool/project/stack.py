@@ -88,7 +88,7 @@ class ProjectStack:
     @property
     def profiles(self) -> str:
         """COMPOSE_PROFILES, and those of the stack's own services that settings ask for."""
-        asked = {"registry": self.setting("PIERHEAD_REGISTRY") == "here", "alerts": self.sends_alerts}
+        asked = {"registry": self.setting("PIERHEAD_REGISTRY") == "here", "alertmanager": self.sends_alerts}
         return ",".join(filter(None, (self.setting("COMPOSE_PROFILES"), *(name for name in asked if asked[name]))))
 
     @property

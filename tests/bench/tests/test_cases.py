@@ -41,7 +41,7 @@ def test_eight_replicas_are_measured_once_and_bare_processes_have_no_variants_of
         for mode in ("containers", "processes")
     }
     assert variants["containers"] - variants["processes"] == {
-        *("ours:processes", "ours:all-lines", "ours:untraced", "ours:tcp", "ours:key", "ours:tls-key")
+        *("ours:processes", "ours:all-lines", "ours:untraced", "ours:sampled", "ours:tcp", "ours:key", "ours:tls-key")
     }
 
 

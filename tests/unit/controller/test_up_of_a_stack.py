@@ -392,7 +392,7 @@ def test_a_receiver_adds_the_file_of_alertmanager(root: Path, named: str, files:
 
 def test_on_a_swarm_a_profile_has_alertmanager() -> None:
     own = {"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose/swarm.yaml", "PIERHEAD_REGISTRY": "here"}
-    for more, profiles in ((ALERTS, "mine,registry,alerts"), ({}, "mine,registry")):
+    for more, profiles in ((ALERTS, "mine,registry,alertmanager"), ({}, "mine,registry")):
         stack = User(variables={**own, **more, "COMPOSE_PROFILES": "mine"}).stack
         assert (stack.files, stack.profiles) == ("compose/swarm.yaml", profiles)
 

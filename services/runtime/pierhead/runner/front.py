@@ -26,7 +26,7 @@ from pierhead.errors import PierheadError
 from pierhead.http.answers import CONTENT_TYPE
 from pierhead.pipes import join
 from pierhead.policies.router import PolicyRouter, Ranks
-from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, accept_id
+from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, START_KEY, accept_id
 from pierhead.runner.runner import FrontRoute
 from pierhead.serve_block import DEFAULT_POLICY
 
@@ -37,7 +37,7 @@ CONNECT_S: Final = 5.0
 TRIES: Final = 3
 """How many replicas a request may meet that do not listen any more."""
 
-_OURS = frozenset(("connection", "keep-alive", "proxy-connection", "x-forwarded-prefix"))
+_OURS = frozenset(("connection", "keep-alive", "proxy-connection", "x-forwarded-prefix", START_KEY))
 """Headers of clients that are not passed on."""
 
 

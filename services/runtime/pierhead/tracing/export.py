@@ -87,8 +87,8 @@ class TraceExport:
                 _context(trace.trace_id, proxy.span_id, is_remote=False),
                 _context(trace.trace_id, proxy.parent_id) if proxy.parent_id else None,
                 self._resource,
-                proxy.facts,
-                kind=SpanKind.SERVER,
+                {**proxy.facts, "pierhead.request_id": kept.request_id},
+                kind=SpanKind.INTERNAL,  # collectors count requests by their SERVER spans
                 status=_status(kept.failed),
                 start_time=_ns(proxy.began + kept.offset),
                 end_time=_ns(ended),
