@@ -190,15 +190,16 @@ class RequestTrace:
 
     def add(self, span: RequestSpan) -> None:
         """Add a span, unless there are too many."""
+        spans = self.spans  # before the question: a thread may add one while the request ends
         if self.has_ended:
             return
-        if len(self.spans) < MAX_SPANS:
-            self.spans.append(span)
+        if len(spans) < MAX_SPANS:
+            spans.append(span)
         else:
             self.left_out += 1
 
     def end(self) -> None:
-        """The request has ended. What is kept of it was copied."""
+        """The request has ended. What is kept of it has the list of its spans."""
         self.has_ended = True
         self.spans = _NO_SPANS
 
@@ -215,8 +216,8 @@ class TraceSampler(NamedTuple):
         """The trace of a request that arrives."""
         followed = traceparent if self.follows else None
         # Of nearly all requests it is known now; the others' contexts are read later.
-        is_left_out = not self.ratio if followed is None else followed[53:55] == _NOT_SAMPLED
-        return RequestTrace(traceparent, False if is_left_out else None, self)
+        is_outside = not self.ratio and (followed is None or followed[53:55] == _NOT_SAMPLED)
+        return RequestTrace(traceparent, False if is_outside else None, self)
 
     def takes(self, trace: RequestTrace) -> bool:
         """Whether a request is in the sample."""

@@ -38,6 +38,7 @@ class TestSampler:
             (TraceSampler(1.0), UNSAMPLED, False),
             (TraceSampler(0.0, follows=False), SAMPLED, False),
             (TraceSampler(1.0, follows=False), UNSAMPLED, True),
+            (TraceSampler(1.0), f"00-{'0' * 32}-{CALLER}-00", True),  # none, so the trace begins here
             (TraceSampler(0.5, follows=False), SAMPLED, False),  # by the trace's id, as in every other part
             (TraceSampler(0.6, follows=False), UNSAMPLED, True),
         ],
@@ -116,6 +117,7 @@ class TestKeeper:
             ("t=0001000000500000", None),
             ("t=0000000000000000", None),  # longer than a day
             ("t=-000999994500000", None),
+            ("t=" + "9" * 400, None),
             ("t=\N{ARABIC-INDIC DIGIT FIVE}000999994500000", None),
             ("", None),
         ],

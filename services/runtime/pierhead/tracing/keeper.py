@@ -135,10 +135,10 @@ def _waited(start: str, began: float) -> float | None:
     """Seconds that a request was in HAProxy before it was here; None where the header does not say. The clock of
     HAProxy's machine may be another one: a little less than nothing is nothing.
     """
-    try:
-        waited = began - int(start.removeprefix("t=")) / 1e6
-    except ValueError:
+    digits = start[2:]
+    if len(digits) != 16 or not (digits.isascii() and digits.isdecimal()):
         return None
+    waited = began - int(digits) / 1e6
     return max(0.0, waited) if -0.1 <= waited <= LONGEST_WAIT_S else None
 
 
