@@ -37,7 +37,7 @@ DIRECTORY = "/rig/shop"
 
 CONSOLE = """
 set -e
-setsid pierhead console > console.said &
+setsid pierhead console > console.said 2>&1 &
 until port=$(grep -o '127.0.0.1:[0-9]*/' console.said); do kill -0 $! || { cat console.said; exit 1; }; sleep 0.1; done
 port=${port#*:}
 ask() {

@@ -183,10 +183,13 @@ class SwarmStack:
         return ["docker", "run", "--rm", "--init", *published, *program]
 
     def _say_token(self) -> None:
-        way = "PIERHEAD_API_TOKEN of .env, or one that `pierhead token` has made"
-        if not self.stack.setting("PIERHEAD_API_TOKEN"):
-            way = f"write PIERHEAD_API_TOKEN=... into .env (`openssl rand -hex 32`) and type {self.stack.typed('up')}"
-        say(f"The page asks for a token: {way}.")
+        if self.stack.setting("PIERHEAD_API_TOKEN"):
+            say("The page asks for a token: PIERHEAD_API_TOKEN of .env, or one that `pierhead token` has made.")
+        else:
+            say(
+                "The page asks for a token, and .env has none. Write PIERHEAD_API_TOKEN=... into .env "
+                f"(`openssl rand -hex 32`), and type {self.stack.typed('up')}."
+            )
 
     def answers(self) -> bool:
         """Whether a controller has the lease of the state, and its API is open."""

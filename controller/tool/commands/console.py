@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def console() -> None:
     """Print the address of the console, a page that shows the stack.
 
-    The console of a stack of many machines has it until Ctrl-C.
+    For a stack of many machines, the command opens a port for it, and closes that at Ctrl-C.
     """
     url = connect().url
     if url.startswith(UNIX):

@@ -29,7 +29,7 @@ class RequestContext(NamedTuple):
     deadline: float
     """`time.monotonic()` at which the caller stops waiting."""
     given_traceparent: str | None = None
-    """The caller's W3C trace context, as it came."""
+    """What the caller sent as `traceparent`, if it can be passed on. It may be no valid W3C trace context."""
     session_id: str | None = None
     """Names the user or conversation; for policies that keep a session at one replica."""
     model_id: str | None = None

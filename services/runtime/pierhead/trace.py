@@ -171,17 +171,6 @@ class RequestTrace:
         """The W3C trace context for a callee. `span_id`: of the span that calls; "" = the request's own."""
         return f"00-{self.trace_id}-{span_id or self.span_id}-{'01' if self.sampled else '00'}"
 
-    def call(self, name: str, began: float) -> tuple[RequestSpan, str]:
-        """Begin the span of a call, and the W3C trace context for the callee."""
-        if not self._trace_id and self._given is None:
-            ids = random.getrandbits(192).to_bytes(24).hex()  # both at once
-            self._trace_id, span_id = ids[:32], ids[32:]
-        else:
-            span_id = _new_span_id()
-        span = RequestSpan("client", name, began, current_user_span(self), span_id)
-        self.add(span)
-        return span, self.traceparent(span_id)
-
     def span(self, kind: Kind, name: str, began: float) -> RequestSpan:
         """Begin a span inside the request's."""
         span = RequestSpan(kind, name, began, current_user_span(self))

@@ -222,6 +222,9 @@ async def test_the_consoles_address_is_the_apis(control: Control) -> None:
         done = await pierhead("console")
         assert (done.code, done.err) == (0, "")
         assert re.fullmatch(r"http://127\.0\.0\.1:[0-9]+/\n", done.out)
+        done = await pierhead("console", PIERHEAD_API_URL="unix:///run/pierhead/shop.sock")
+        assert (done.code, done.out) == (2, "")
+        assert "is a Unix socket, which no browser opens" in done.err
 
 
 async def test_a_command_inside_a_replica_is_docker_s(control: Control, tmp_path: Path) -> None:

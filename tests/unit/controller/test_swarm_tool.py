@@ -97,10 +97,21 @@ def test_a_command_that_looks_needs_no_leader_to_be_on_the_network(command: str)
 
 
 @pytest.mark.usefixtures("clone")
-def test_the_console_has_a_port_on_this_machine_while_its_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("", "and .env has none. Write PIERHEAD_API_TOKEN=..."),
+        ("secret", "a token: PIERHEAD_API_TOKEN of .env, or one"),
+    ],
+)
+def test_the_console_has_a_port_on_this_machine_while_its_command_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], token: str, said: str
+) -> None:
     monkeypatch.setenv("PIERHEAD_API_PORT", "8123")
+    monkeypatch.setenv("PIERHEAD_API_TOKEN", token)
     programs = Programs()
     assert tool.run(["console"], programs) == 0
+    assert said in "".join(capsys.readouterr())
     (ran,) = (call for call in programs.calls if call.startswith("docker run"))
     assert "--network pierhead_default --publish 127.0.0.1:8123:8100 " in ran
     assert ran.endswith("registry/controller@sha256:00 python -m controller.swarm.tool.forward 8123")

@@ -217,7 +217,8 @@ class Call:
         if trace is not None and trace.has_ended:
             traceparent = None  # work that outlives its request
         elif trace is not None:
-            self._span, traceparent = trace.call(self._method.path[1:], now)
+            self._span = span = trace.span("client", self._method.path[1:], now)
+            traceparent = trace.traceparent(span.span_id)
         if traceparent is not None:
             ours += ((TRACEPARENT_KEY, traceparent),)
         if self.session_id is not None:

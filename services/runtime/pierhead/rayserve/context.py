@@ -169,4 +169,5 @@ def get_trace_context() -> dict[str, str] | None:
     from pierhead.request import TRACEPARENT_KEY, current_request
 
     request = current_request()
-    return None if request is None or request.traceparent is None else {TRACEPARENT_KEY: request.traceparent}
+    traceparent = None if request is None else request.traceparent
+    return None if traceparent is None else {TRACEPARENT_KEY: traceparent}

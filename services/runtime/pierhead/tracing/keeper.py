@@ -30,7 +30,7 @@ FAILURES = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEAD
 
 
 LONGEST_WAIT_S = 86_400.0
-"""A longer wait is none: somebody else wrote the header, or a clock is wrong."""
+"""Longer waits do not count: another program wrote the header, or a clock is wrong."""
 
 
 class KeptTrace(NamedTuple):
@@ -99,9 +99,10 @@ class TraceKeeper:
         why: Why | None = None
         if trace.start is not None:
             waited = _waited(trace.start, now - seconds)
+        lasted = seconds + waited if waited is not None and self._shares_clock else seconds
         if is_failure(status):
             why = "failed"
-        elif seconds + (waited or 0.0) * self._shares_clock >= self._slow_s and not trace.lasts:
+        elif lasted >= self._slow_s and not trace.lasts:
             why = "slow"
         elif trace.sampled:
             why = "sampled"
