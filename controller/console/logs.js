@@ -9,6 +9,7 @@ const REPLICA_MS = 75; // of many replicas, each is asked no more often than thi
 const TAIL = 300;
 const OVERLAP_S = 5;
 const MOST_LINES = 1000;
+const GAP = "Lines are missing: replicas log more than is sent at a time.";
 
 export function Logs({ service }) {
   const [replica, setReplica] = useState("");
@@ -33,6 +34,7 @@ export function Logs({ service }) {
       <label>Filter <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>
       <label><input type="checkbox" checked=${isFollowed} onChange=${(event) => setFollowed(event.target.checked)} /> follow</label>
       ${problem && html`<span class="bad" role="status">${problem}</span>`}
+      ${!problem && logs.some(({ hasGap }) => hasGap) && html`<span class="quiet" role="status">${GAP}</span>`}
     </div>
     <pre class="text log" ref=${box} tabindex="0" role="region" aria-label=${`Logs of ${service}`}>${lines.map(({ name, line }) => html`
 <span class="quiet">${name.slice(-6)} </span>${readable(line)}${"\n"}`)}</pre>`;
@@ -44,29 +46,34 @@ function useLogs(service, replica, isFollowed) {
   const at = useRef(0);
   at.current = found.of === replica ? found.at : 0; // another choice begins with the last lines
   const ask = () => {
-    const after = at.current ? `&after=${Math.max(0, Math.floor(at.current - OVERLAP_S))}` : "";
+    const since = at.current && Math.max(0, Math.floor(at.current - OVERLAP_S));
+    const after = since ? `&after=${since}` : "";
     const only = replica ? `&replica=${encodeURIComponent(replica)}` : "";
     const tail = replica || !at.current ? TAIL : MOST_LINES;
     const path = `/api/v1/services/${encodeURIComponent(service)}/logs?tail=${tail}${after}${only}`;
-    return call("GET", path).catch((error) => ({ problem: error.message }));
+    return call("GET", path).then((answer) => ({ ...answer, since })).catch((error) => ({ problem: error.message }));
   };
-  const take = ({ problem, replicas, at: now }) =>
-    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas), asked: replicas.length, at: now, of: replica, problem: "" }));
+  const take = ({ problem, replicas, at: now, since }) =>
+    setFound((before) => (problem ? { ...before, problem } : { logs: joined(before.logs, replicas, since), asked: replicas.length, at: now, of: replica, problem: "" }));
   const everyMs = replica ? EVERY_MS : Math.max(EVERY_MS, REPLICA_MS * found.asked);
   usePolling(ask, take, everyMs, isFollowed, [service, replica, isFollowed]);
   return found;
 }
 
-// The logs with the lines that are later than those that are known. Replicas that have gone keep theirs.
-function joined(known, fresh) {
+// The logs with the lines that are later than those that are known, asked for `since` a unix time. Replicas that have gone
+// keep theirs.
+function joined(known, fresh, since) {
+  const from = new Date(since * 1000).toISOString().slice(0, 19);
   const logs = new Map(known.map((log) => [log.name, log]));
   for (const { name, lines, times } of fresh) {
     const before = logs.get(name) ?? { name, lines: [], times: [] };
     const last = before.times.at(-1);
     const first = last === undefined ? 0 : times.findIndex((time) => time > last);
-    if (first < 0) logs.set(name, before);
+    const hasGap = first === 0 && last >= from; // the answer should have had the last line that is known
+    if (first < 0) logs.set(name, { ...before, hasGap });
     else logs.set(name, {
       name,
+      hasGap,
       lines: [...before.lines, ...lines.slice(first)].slice(-MOST_LINES),
       times: [...before.times, ...times.slice(first)].slice(-MOST_LINES),
     });

@@ -16,7 +16,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 APP = "tests/e2e/apps/crashing.yaml"
-REPEATED_AFTER_S = 60
+REPEATED_AFTER_S = 15
 """By Prometheus: an alert that fires before it has found Alertmanager, in its first ten seconds."""
 
 
@@ -85,7 +85,7 @@ def test_an_alert_comes_to_the_webhook_and_the_mailbox_and_one_that_is_silenced_
         eventually(
             lambda: stack.alerts()["CrashLoop", "silenced"]["silenced_by"] == [silence["id"]],
             "Alertmanager has it",
-            REPEATED_AFTER_S + 60,
+            REPEATED_AFTER_S + 30,
         )
         (message, *_) = eventually(lambda: receivers.told("CrashLoop"), "the other one comes to the webhook", 120)
         assert (message["groupLabels"]["service"], message["commonLabels"]["severity"]) == ("loud", "warning")

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from controller.model.spec import RolloutSpec
 from controller.observe.prober import Subject
 from controller.observe.prometheus import AlertRule, FiringAlert, Series
 from tests.fakes.fake_alertmanager import FakeAlertmanager
-from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.harness.applications import contract
 from tests.harness.chromium import console_libraries, driven, fulfil, running
 from tests.harness.stack import EVIDENCE
@@ -591,6 +592,31 @@ async def test_one_replica_is_asked_for_its_logs_alone(control: Control, chromiu
         ):
             pass
         assert [url for url in asked if "replica=" not in url]
+
+
+async def test_10_000_lines_a_second_are_followed(
+    control: Control, chromium: str, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says that lines are missing and stays short; its filter and the events still answer."""
+
+    async def logs(engine: FakeEngine, container_id: str, tail: int, *rest: object, timed: bool) -> str:
+        newest = int(engine.clock() * 10_000)
+        numbers = range(newest - tail, newest)
+        at = (datetime.fromtimestamp(number // 10_000, UTC) for number in numbers)
+        both = zip(at, numbers, strict=True)
+        return "".join(f"{when:%Y-%m-%dT%H:%M:%S}.{number % 10_000:04}00000Z {number}\n" for when, number in both)
+
+    monkeypatch.setattr(FakeEngine, "logs", logs)
+    async with console(control) as address, seen(chromium, libraries) as page:
+        await page.goto(f"{address}#/services/web")
+        box = page.locator(".log")
+        await expect(page.get_by_text("Lines are missing")).to_be_visible()
+        assert await box.locator("span").count() <= 1000
+        await expect(box).not_to_contain_text((await box.inner_text()).split()[-1])
+        await page.get_by_label("Filter").first.fill("no such line")
+        await expect(box).to_have_text("")
+        control.controller.events.record("note", "the disk is full", service="web", each=True)
+        await expect(page.get_by_text("the disk is full")).to_be_visible()
 
 
 async def test_plots_take_the_colours_of_another_theme(control: Control, chromium: str, libraries: Path) -> None:
