@@ -5,6 +5,7 @@ import { Replicas, Sparkline, State } from "./parts.js";
 import { bytes, count, latest, rate, seconds } from "./words.js";
 
 const MOST_COLUMNS = 8;
+const CARDS_GAP = 16; // of the style sheet, between the cards of a column
 
 // The services in columns: each right of all that call it. Circles of calls are cut where they close.
 export function columns(rows) {
@@ -117,14 +118,33 @@ function linesIn(picture, rows) {
     ...open.map((row) => ["haproxy", `service/${row.name}`]),
     ...rows.flatMap((row) => row.calls.map((callee) => [`service/${row.name}`, `service/${callee}`])),
   ];
+  const cards = [...picture.querySelectorAll(".card")].map((card) => card.getBoundingClientRect());
   return calls.flatMap(([caller, callee]) => {
     const [from, to] = [box(caller), box(callee)];
     if (!from || !to || from.right > to.left) return []; // one above the other, as on a phone
-    const [x1, y1] = [from.right - origin.left, from.top - origin.top + 24];
-    const [x2, y2] = [to.left - origin.left - 2, to.top - origin.top + 24];
-    const bend = (x2 - x1) / 2;
-    return [`M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`];
+    const between = cards.filter((card) => card.left > from.right && card.right < to.left);
+    return [line(from, to, between, origin)];
   });
+}
+
+// From a card to one in the next column; past the cards `between`, where one of their columns has room.
+function line(from, to, between, origin) {
+  const [x1, y1] = [from.right - origin.left, from.top - origin.top + 24];
+  const [x2, y2] = [to.left - origin.left - 2, to.top - origin.top + 24];
+  if (between.length === 0) return `M${x1} ${y1}${bend(x1, y1, x2, y2)}`;
+  const rooms = between
+    .map((card) => card.bottom + CARDS_GAP / 2)
+    .filter((y) => between.every((card) => y < card.top || y > card.bottom))
+    .map((y) => y - origin.top)
+    .sort((one, other) => Math.abs(one - y2) - Math.abs(other - y2));
+  const enter = Math.min(...between.map((card) => card.left)) - origin.left;
+  const leave = Math.max(...between.map((card) => card.right)) - origin.left;
+  return `M${x1} ${y1}${bend(x1, y1, enter, rooms[0])}H${leave}${bend(leave, rooms[0], x2, y2)}`;
+}
+
+function bend(x1, y1, x2, y2) {
+  const half = (x2 - x1) / 2;
+  return `C${x1 + half} ${y1} ${x2 - half} ${y2} ${x2} ${y2}`;
 }
 
 function Machine({ machine }) {
