@@ -281,6 +281,22 @@ async def test_what_touches_requests_asks_for_the_name(control: Control, chromiu
         await expect(page.get_by_role("heading", name="Rollout")).to_be_visible()
 
 
+async def test_a_rollback_is_done_and_noted(control: Control, chromium: str, libraries: Path) -> None:
+    async with console(control) as address, seen(chromium, libraries) as page:
+        first = version(control, control.source.services["web"])
+        others = [one for one in control.source.services.values() if one.name != "web"]
+        rollout = RolloutSpec(bake_s=1.0)
+        control.source.edit(service("web", callees=("ranker", "chat"), definition_hash="d2", rollout=rollout), *others)
+        await page.goto(f"{address}#/services/web")
+        await expect(page.locator("main")).to_contain_text(re.compile(f"web: {first} -> \\w+ is done"))
+        await page.get_by_role("button", name="Roll back", exact=True).click()
+        await page.get_by_label("Type web to go ahead").fill("web")
+        await page.get_by_role("button", name="Roll web back").click()
+        await expect(page.locator("main")).to_contain_text(re.compile(f"web: \\w+ -> {first} is done"))
+        (asked,) = control.said("asked")
+        assert asked.startswith("this machine at 127.0.0.1: POST services/web/rollback")
+
+
 async def test_the_keyboard_is_enough(control: Control, chromium: str, libraries: Path) -> None:
     async with console(control) as address, seen(chromium, libraries) as page:
         await page.goto(f"{address}#/services/web")
@@ -651,7 +667,7 @@ VIEWS = {
 }  # fmt: skip
 
 LOOKS: tuple[tuple[str, tuple[int, int], Literal["light", "dark"]], ...] = (
-    ("", DESK, "light"), ("-dark", DESK, "dark"), ("-phone", PHONE, "light"),
+    ("-phone", PHONE, "light"), ("", DESK, "light"), ("-dark", DESK, "dark"),
 )  # fmt: skip
 
 
@@ -681,9 +697,10 @@ async def filled(view: str, page: Page, control: Control) -> None:
 async def test_everybody_can_use_each_view(
     control: Control, chromium: str, libraries: Path, pictures: Path, view: str
 ) -> None:
-    """By the rules of WCAG AA that axe checks; and nothing is wider than the screen, also after it has turned."""
+    """By the rules of WCAG AA that axe checks; and nothing is wider than the screen, first a phone's."""
     control.rules, control.silencer = firing, FakeAlertmanager(control.wall)
     async with trying(control) as address, seen(chromium, libraries, inspected=True) as page:
+        await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
         await page.goto(f"{address}#/{VIEWS[view]}")
         await expect(page.locator("main h1")).to_be_attached()
         if plots := {"service": 3, "try": 3, "grpc": 3, "model": 7}.get(view):
