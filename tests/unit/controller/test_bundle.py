@@ -181,6 +181,14 @@ def test_without_the_api_it_has_what_the_programs_say() -> None:
     )
 
 
+def test_a_part_that_runs_by_choice_has_its_logs_where_it_runs() -> None:
+    programs = FakePrograms({"logs --tail 200 shop-alertmanager-1": "Notify attempt failed\n"})
+    api = ControllerApi(ControllerClient("http://127.0.0.1:9"))
+    found = {section.title: section.content for section in gather.sections(api, "shop", programs)}
+    assert found["logs of alertmanager"] == "Notify attempt failed\n"
+    assert "logs of acme" not in found
+
+
 def test_the_reason_why_the_api_cannot_be_asked_is_in_its_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_API, "the stack of shop does not run")
     api = ControllerApi(ControllerClient("http://127.0.0.1:9"))
