@@ -23,7 +23,7 @@ from .bundle import NO_API, BundleSection
 from .client import mismatch
 from .errors import CommandError, Unreachable
 from .project.programs import Programs
-from .project.project import Project
+from .project.project import Project, optional_services
 
 T = TypeVar("T")
 
@@ -40,8 +40,6 @@ _QUESTIONS = {
     "containers": ("docker", "ps", "--all", "--size", "--filter", "label=com.docker.compose.project={project}"),
 }
 _OWN = ("haproxy", "controller", "prometheus")
-_OWN_BY_CHOICE = ("alertmanager", "acme")
-"""Parts of the stack that run where .env asks for them."""
 
 
 def sections(api: ControllerApi, project: str, programs: Programs = PROGRAMS) -> Iterator[BundleSection]:
@@ -54,10 +52,8 @@ def sections(api: ControllerApi, project: str, programs: Programs = PROGRAMS) ->
     yield BundleSection("about", _about(project))
     for title, words in _QUESTIONS.items():
         yield _printed(programs, title, *(word.format(project=project) for word in words))
-    for name in (*_OWN, *_OWN_BY_CHOICE):
-        logs = _printed(programs, f"logs of {name}", "docker", "logs", "--tail", LINES, f"{project}-{name}-1")
-        if name in _OWN or not logs.is_missing:
-            yield logs
+    for name in (*_OWN, *optional_services(written().get)):
+        yield _printed(programs, f"logs of {name}", "docker", "logs", "--tail", LINES, f"{project}-{name}-1")
     yield _answered("status", partial(_status, api, document))[1] if document else replace(services, title="status")
     yield _answered("plan", lambda: api.plan().text)[1]
     yield _answered("events", partial(_events, api))[1]

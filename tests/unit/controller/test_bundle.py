@@ -181,7 +181,9 @@ def test_without_the_api_it_has_what_the_programs_say() -> None:
     )
 
 
-def test_a_part_that_runs_by_choice_has_its_logs_where_it_runs() -> None:
+def test_a_part_that_runs_by_choice_has_its_logs_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("PIERHEAD_ALERT_WEBHOOK=http://pager.shop.example/hook\n")
+    monkeypatch.setenv("PIERHEAD_PROJECT_DIR", str(tmp_path))
     programs = FakePrograms({"logs --tail 200 shop-alertmanager-1": "Notify attempt failed\n"})
     api = ControllerApi(ControllerClient("http://127.0.0.1:9"))
     found = {section.title: section.content for section in gather.sections(api, "shop", programs)}
